@@ -8,13 +8,14 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Final
 
 from core.errors import AgentError, ConfigError
 from core.text import hinted, one_line
 from core.version import VERSION
 from nodeagent.cli import set_up_check_config, set_up_serve
-from nodeagent.runtime.settings import CommandParser
+from nodeagent.runtime.settings import USER_COMMANDS, CommandParser
 
 _INTERRUPTED: Final = 130
 """Exit code that shells report for a process that SIGINT ended."""
@@ -38,30 +39,11 @@ examples:
         install the agents into a cluster
 """
 
-_USER_COMMANDS: Final = {
-    "backup": "back up volumes, show, verify and cancel backups",
-    "describe": "show everything about one transfer, and what to do next",
-    "install": "install the agents, or update them",
-    "preflight": "check the installed agents by a small volume",
-    "repo": "show backup repositories, and connect kopia to one",
-    "restore": "restore volumes into new PVCs, show and cancel restores",
-    "schedule": "back up volumes regularly, and delete expired backups",
-    "status": "show the health of the agents, the queue and the transfers",
-    "support-bundle": "collect what helps to find a fault, without secrets",
-    "ui": "show what is going on, in a browser",
-    "uninstall": "remove the agents; backups stay",
-    "version": "show the versions of this command and of the agents",
-    "volumes": "show which volumes are protected, and why others are not",
-}
-"""Commands that need the extra `cli`; their modules are imported when one of them runs, and never by an agent."""
-
-_RUN_SCHEDULE: Final = "run-schedule"
-_RUN_RESTORE_TEST: Final = "run-restore-test"
 _POD_COMMANDS: Final = {
-    _RUN_SCHEDULE: "run a schedule once, in its pod",
-    _RUN_RESTORE_TEST: "test a restore, in a pod of the leader",
+    "run-schedule": "run a schedule once, in its pod",
+    "run-restore-test": "test a restore, in a pod of the leader",
 }
-"""The commands of pods that have the agents' image, without the extra `cli`."""
+"""The commands of pods that have the agents' image, without the extra `cli`; each is in a module of its own name."""
 
 _USER_PACKAGES: Final = frozenset({"click", "jinja2", "rich"})
 
@@ -76,13 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        if _COMPLETION in os.environ or (words and words[0] in _USER_COMMANDS):
+        if _COMPLETION in os.environ or (words and words[0] in USER_COMMANDS):
             return _run_user_command(words)
         if words and words[0] in _POD_COMMANDS:
-            return _run_pod_command(*words)
+            code: int = import_module(f"client.cli.{words[0].replace('-', '_')}").run_words(words[1:])
+            return code
         _check_command(words[:1])
         arguments = _parser().parse_args(words)
-        code: int = arguments.run(arguments)
+        code = arguments.run(arguments)
     except AgentError as e:
         sys.stderr.write(f"error: {one_line(str(e))}\n")
         return e.exit_code
@@ -94,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def complete() -> int:
     """Print what the words of `kubectl nodeagent` may become: kubectl runs it as `kubectl_complete-nodeagent`."""
     try:
-        from client.cli.user_commands import complete_for_kubectl  # noqa: PLC0415 - see _USER_COMMANDS
+        from client.cli.user_commands import complete_for_kubectl  # noqa: PLC0415 - see USER_COMMANDS
     except ModuleNotFoundError:
         # A message would be in the line that the user types.
         return 1
@@ -102,22 +85,11 @@ def complete() -> int:
     return 0
 
 
-def _run_pod_command(name: str, *words: str) -> int:
-    """Run a command in its pod: an agent never loads what it needs."""
-    if name == _RUN_SCHEDULE:
-        from client.cli.run_schedule import run_words  # noqa: PLC0415 - see above
-
-        return run_words(words)
-    from client.cli.run_restore_test import run_words as test_words  # noqa: PLC0415 - see above
-
-    return test_words(words)
-
-
 def _run_user_command(words: list[str]) -> int:
     # A command keeps nearly all that it reads until it ends, so collections would find nothing, again and again.
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
     try:
-        from client.cli.user_commands import run_user_command  # noqa: PLC0415 - see _USER_COMMANDS
+        from client.cli.user_commands import run_user_command  # noqa: PLC0415 - see USER_COMMANDS
     except ModuleNotFoundError as e:
         package = (e.name or "").partition(".")[0]
         if package not in _USER_PACKAGES:
@@ -140,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"node-agent {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, text in _USER_COMMANDS.items():
+    for name, text in USER_COMMANDS.items():
         commands.add_parser(name, help=text)
     for name, (text, set_up) in _AGENT_COMMANDS.items():
         _add_command(commands, name, text, set_up)
@@ -151,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check_command(words: Sequence[str]) -> None:
     """Raise ConfigError, with the command that may be meant, unless the first word, if any, is a flag or a command."""
-    known = (*_USER_COMMANDS, *_AGENT_COMMANDS, *_POD_COMMANDS)
+    known = (*USER_COMMANDS, *_AGENT_COMMANDS, *_POD_COMMANDS)
     for name in words:
         if not name.startswith("-") and name not in known:
             text = f'no such command "{name}"'
@@ -171,10 +143,7 @@ _AGENT_COMMANDS: Final[Mapping[str, tuple[str, Callable[[argparse.ArgumentParser
 
 
 def _add_command(
-    commands: "argparse._SubParsersAction[Any]",
-    name: str,
-    text: str,
-    set_up: Callable[[argparse.ArgumentParser], None],
+    commands: "argparse._SubParsersAction[Any]", name: str, text: str, set_up: Callable[[argparse.ArgumentParser], None]
 ) -> None:
     set_up(
         commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)

@@ -29,6 +29,7 @@ from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
 from nodeagent.config.current import LiveConfig
+from nodeagent.config.expose_settings import build_defaults
 from nodeagent.leader.wiring import Leader, build_leader
 from nodeagent.metrics import API_REQUESTS, SKIPPED_OBJECTS, Metrics
 from nodeagent.node.wiring import Node, build_node
@@ -55,7 +56,7 @@ _CONNECTIONS_END_SECONDS: Final = 20.0
 class MemoryTrimmer:
     """Returns free memory during a burst of requests, and once more after it."""
 
-    def __init__(self, clock: Clock, trim: Callable[[], None]) -> None:
+    def __init__(self, clock: Clock, trim: Callable[[], object]) -> None:
         self._clock = clock
         self._trim = trim
         self._worked = asyncio.Event()
@@ -76,15 +77,9 @@ class MemoryTrimmer:
             self._trim()
 
 
-def find_trim() -> Callable[[], None]:
+def find_trim() -> Callable[[], object]:
     """Return a function that returns free memory; without malloc_trim it does nothing."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-
-    def trim() -> None:
-        if malloc_trim is not None:
-            malloc_trim(0)
-
-    return trim
+    return partial(getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None), 0)
 
 
 _log = logging.getLogger(__name__)
@@ -167,7 +162,7 @@ def build_parts(client: KubeClient, clock: Clock, spec: AgentSpec, metrics: Metr
         place=(namespace, settings.config_map_name),
         repository_config_map=settings.backup_repository_config_map,
         parsed=spec.config,
-        expose_defaults=spec.expose_defaults,
+        expose_defaults=build_defaults(settings, spec.template, spec.cluster),
         report=AgentReport(pod, metrics),
     )
     causes = CauseFinder(client, clock)

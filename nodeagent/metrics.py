@@ -13,8 +13,7 @@ import prometheus_client
 from core.models.phases import FINAL_PHASES, Phase
 from core.models.transfers import KIND_NAMES
 
-_MINUTES: Final = (1, 5, 10, 15, 30, 60, 120, 180, 240)
-_LONG_BUCKETS: Final = tuple(minutes * 60.0 for minutes in _MINUTES)
+_LONG_BUCKETS: Final = tuple(minutes * 60.0 for minutes in (1, 5, 10, 15, 30, 60, 120, 180, 240))
 _WAIT_BUCKETS: Final = (1.0, 5.0, 15.0, *_LONG_BUCKETS)
 
 _OPERATIONS: Final = 100

@@ -13,10 +13,9 @@ from core.kube.errors import KubeError, ServerError, ThrottledError
 from core.kube.types import Pod
 from core.models.units import parse_duration
 from exposer.causes import CauseFinder
-from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.config.current import LiveConfig
-from nodeagent.config.expose_settings import build_defaults, read_cluster, read_template
+from nodeagent.config.expose_settings import read_cluster, read_template
 from nodeagent.config.parse import ParsedConfig, read_config
 from nodeagent.config.repositories import MaintenanceConfig, RepositoryConfig
 from nodeagent.metrics import Metrics
@@ -48,11 +47,6 @@ class AgentSpec:
     template: AgentTemplate
     cluster: str | None = None
     pod: Pod | None = None
-
-    @property
-    def expose_defaults(self) -> ExposeSettings:
-        """The expose settings that no configuration changes."""
-        return build_defaults(self.settings, self.template, self.cluster)
 
 
 @dataclass(frozen=True)

@@ -173,19 +173,15 @@ async def check_user(
         needed.append(Permission(Scope.OWN_NAMESPACE, kube.CONFIG_MAPS, ("get",), reason, names=names))
     missing = list((await missing_permissions(client, namespace, needed)).values())
     granting = list((await missing_permissions(client, namespace, grant_permissions(manifests))).values())
-    if granting and await _lacks_what_it_grants(client, namespace):
+    granted = (*agent_permissions(), *MOVER_PERMISSIONS, *COPY_PERMISSIONS)
+    # Who has all permissions of agents may grant them.
+    if granting and await missing_permissions(client, namespace, granted):
         missing += granting
     if missing:
         raise ConfigError(
             f"nothing was applied: permissions missing in namespace {namespace}: {some_of(missing, _SHOWN, '; ')}: "
             "docs/install.md has a role for the person who installs"
         )
-
-
-async def _lacks_what_it_grants(client: KubeClient, namespace: str) -> bool:
-    """Return whether the user does not have all permissions of agents: who has them may grant them."""
-    granted = (*agent_permissions(), *MOVER_PERMISSIONS, *COPY_PERMISSIONS)
-    return bool(await missing_permissions(client, namespace, granted))
 
 
 class _ConfigMapFlag(NamedTuple):
@@ -213,8 +209,7 @@ async def check_config_maps(client: KubeClient, options: InstallOptions, on_note
             parsed = flag.parse(found)
         except ConfigError as e:
             raise ConfigError(f"nothing was applied: {place} is invalid: {e}") from e
-        errors = parsed.invalid if isinstance(parsed, ParsedMaintenance) else parsed.errors
-        if text := "; ".join(map(str, errors)):
+        if text := "; ".join(map(str, parsed.errors)):
             raise ConfigError(f"nothing was applied: {place} is invalid: {text} (see nodeagent check-config)")
         for note in parsed.notes:
             on_note(f"{place}: {note}")

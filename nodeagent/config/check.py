@@ -4,11 +4,11 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from core.errors import AgentError, ConfigError
 from core.kube.client import KubeClient, Selection
@@ -134,9 +134,6 @@ async def _check(
         return [ConfigFinding("", f"{what} could not be checked: {e}")]
 
 
-_EXIT_INVALID: Final = 1
-
-
 @dataclass(frozen=True)
 class CheckRequest:
     """What is checked, and how.
@@ -156,7 +153,7 @@ class CheckRequest:
 
 @dataclass(frozen=True)
 class _CheckResult:
-    """The findings: errors, and warnings about what is tolerated."""
+    """The findings about the document at `source`: errors, and warnings about what is tolerated."""
 
     source: str
     errors: Sequence[ConfigFinding]
@@ -175,55 +172,40 @@ class _CheckResult:
 
 
 async def check_config(request: CheckRequest) -> int:
-    """Print the findings about a configuration, and return the exit code: 0 if it is valid.
+    """Print the findings about a configuration, and return the exit code: 0 if it is valid, else 1.
 
     Raises:
         ConfigError: the configuration could not be read.
     """
     result = await _check_file(request) if request.path else await _check_cluster(request)
     result.write(as_json=request.as_json)
-    return _EXIT_INVALID if result.errors or (request.strict and result.warnings) else 0
+    return 1 if result.errors or (request.strict and result.warnings) else 0
 
 
-@dataclass(frozen=True)
-class _Checked:
-    """A document: its findings, and the check of the names in it."""
-
-    errors: Sequence[ConfigFinding]
-    notes: Sequence[ConfigFinding]
-    find_names: Callable[[KubeClient], Awaitable[list[ConfigFinding]]]
-    digest: str = NO_CONFIG
-
-
-def _checked(parsed: ParsedConfig) -> _Checked:
-    async def find_names(client: KubeClient) -> list[ConfigFinding]:
-        return [*await check_names(client, parsed.config), *await check_queue_length(client, parsed.config)]
-
-    return _Checked(parsed.errors, parsed.notes, find_names, parsed.digest or NO_CONFIG)
-
-
-def _checked_maintenance(config_map: Mapping[str, Any]) -> _Checked:
-    parsed = parse_maintenance(config_map)
-    return _Checked(parsed.invalid, parsed.notes, partial(check_maintenance_names, parsed=parsed))
+async def _find_names(client: KubeClient, parsed: ParsedConfig | ParsedMaintenance) -> list[ConfigFinding]:
+    if isinstance(parsed, ParsedMaintenance):
+        return await check_maintenance_names(client, parsed)
+    return [*await check_names(client, parsed.config), *await check_queue_length(client, parsed.config)]
 
 
 async def _check_file(request: CheckRequest) -> _CheckResult:
+    parsed: ParsedConfig | ParsedMaintenance
     if request.maintenance:
-        checked = _checked_maintenance(read_config_map(request.path))
+        parsed = parse_maintenance(read_config_map(request.path))
     else:
         text = read_document(request.path)
         try:
-            checked = _checked(parse_config(text))
+            parsed = parse_config(text)
         except ConfigError as e:
             return _CheckResult(request.path, [ConfigFinding("", str(e))])
     if request.offline or not _has_cluster(request):
-        return _CheckResult(request.path, checked.errors, checked.notes)
+        return _CheckResult(request.path, parsed.errors, parsed.notes)
     try:
         async with connect(request.access) as cluster:
-            names = await checked.find_names(cluster.client)
+            names = await _find_names(cluster.client, parsed)
     except ConfigError as e:
         names = [ConfigFinding("", f"names were not checked against a cluster: {e}")]
-    return _CheckResult(request.path, checked.errors, [*checked.notes, *names])
+    return _CheckResult(request.path, parsed.errors, [*parsed.notes, *names])
 
 
 async def _check_cluster(request: CheckRequest) -> _CheckResult:
@@ -232,20 +214,21 @@ async def _check_cluster(request: CheckRequest) -> _CheckResult:
         flag = MAINTENANCE_FLAG if request.maintenance else FLAG
         name = request.config_map_name or await _read_flag(client, namespace, flag)
         source = f"ConfigMap {namespace}/{name}" if name else "no ConfigMap"
+        parsed: ParsedConfig | ParsedMaintenance
         try:
             if request.maintenance:
-                checked = _checked_maintenance(await read_maintenance(client, namespace, name) if name else {})
+                parsed = parse_maintenance(await read_maintenance(client, namespace, name) if name else {})
             else:
-                checked = _checked(await read_config(client, namespace, name))
+                parsed = await read_config(client, namespace, name)
         except ConfigError as e:
             # What prevents the agent from starting is an error; an API server that cannot be reached is not a finding.
             if isinstance(e.__cause__, KubeError):
                 raise
             return _CheckResult(source, [ConfigFinding("", str(e))])
-        warnings = [*checked.notes, *await checked.find_names(client)]
-        if not request.maintenance:
-            warnings += await _check_active(client, namespace, checked.digest)
-        return _CheckResult(source, checked.errors, warnings)
+        found = await _find_names(client, parsed)
+        if isinstance(parsed, ParsedConfig):
+            found += await _check_active(client, namespace, parsed.digest or NO_CONFIG)
+        return _CheckResult(source, parsed.errors, [*parsed.notes, *found])
 
 
 async def _check_active(client: KubeClient, namespace: str, digest: str) -> list[ConfigFinding]:

@@ -336,8 +336,7 @@ class LiveConfig:
     ) -> None:
         """Start with `parsed`, and follow the ConfigMap at `place`, its namespace and name, once `run` is called.
 
-        `repository_config_map` is the one of new repositories. `expose_defaults` are the settings that no document
-        changes.
+        `repository_config_map` is the one of new repositories. No document changes `expose_defaults`.
         """
         self.current = CurrentConfig(parsed)
         self.priority = PriorityClass(

@@ -25,8 +25,7 @@ def build_expose_settings(
 ) -> expose.ExposeSettings:
     """Return `defaults`, which no configuration changes, with every setting that `config` determines.
 
-    `priority_class` is the one of mover pods; None: the default priority. `cache_limit_mib` is what a cache volume has
-    room for; 0: there are none.
+    `priority_class` is of mover pods, None: the default; `cache_limit_mib` of cache volumes, 0: there are none.
     """
     cache = config.cache_pvc
     return replace(

@@ -58,6 +58,10 @@ def _check_copied(name: str) -> str:
 _CopiedNames = tuple[Annotated[ObjectName, AfterValidator(_check_copied)], ...]
 
 
+def _copied(what: str, example: str) -> Any:  # noqa: ANN401 - pydantic's own
+    return setting((), f"{what} that are copied beside the PVC while it exists", [example])
+
+
 def _check_no_agent_labels(labels: dict[str, str]) -> dict[str, str]:
     # A mover pod with them would count as the agent of its node, and transfers would be assigned to it.
     if labels.items() >= AGENT_LABELS.items():
@@ -141,14 +145,8 @@ class BackupPVC(Section):
         "SELinux type spc_t for the data mover, which avoids relabeling of every file; requires readOnly"
     )
     annotations: AnnotationMap = setting(dict, "annotations of the PVC", {"example.com/clone": "shallow"})
-    secret_names: _CopiedNames = setting(
-        (), "Secrets of the source's namespace that are copied beside the PVC while it exists", ["ceph-csi-kms-token"]
-    )
-    config_map_names: _CopiedNames = setting(
-        (),
-        "ConfigMaps of the source's namespace that are copied beside the PVC while it exists",
-        ["ceph-csi-kms-config"],
-    )
+    secret_names: _CopiedNames = _copied("Secrets of the source's namespace", "ceph-csi-kms-token")
+    config_map_names: _CopiedNames = _copied("ConfigMaps of the source's namespace", "ceph-csi-kms-config")
 
 
 class RestorePVC(Section):
@@ -157,14 +155,8 @@ class RestorePVC(Section):
     ignore_delay_binding: StrictBool = toggle(
         "restore to a class that binds WaitForFirstConsumer without a pod that uses the target PVC"
     )
-    secret_names: _CopiedNames = setting(
-        (), "Secrets of the target's namespace that are copied beside the PVC while it exists", ["ceph-csi-kms-token"]
-    )
-    config_map_names: _CopiedNames = setting(
-        (),
-        "ConfigMaps of the target's namespace that are copied beside the PVC while it exists",
-        ["ceph-csi-kms-config"],
-    )
+    secret_names: _CopiedNames = _copied("Secrets of the target's namespace", "ceph-csi-kms-token")
+    config_map_names: _CopiedNames = _copied("ConfigMaps of the target's namespace", "ceph-csi-kms-config")
 
 
 class CachePVC(Section):
@@ -202,15 +194,12 @@ class PodResources(Section):
     def to_wire(self) -> ResourceRequirements:
         """Return it as `resources` of a container; empty if nothing is set."""
         found: dict[str, Quantities] = {}
-        for name, request, limit in (
-            ("cpu", self.cpu_request, self.cpu_limit),
-            ("memory", self.memory_request, self.memory_limit),
-            ("ephemeral-storage", self.ephemeral_storage_request, self.ephemeral_storage_limit),
-        ):
-            for kind, text in (("requests", request), ("limits", limit)):
+        for name in ("cpu", "memory", "ephemeral-storage"):
+            for kind in ("request", "limit"):
+                text: str = getattr(self, f"{name.replace('-', '_')}_{kind}")
                 # Source: Velero v1.18, pkg/util/kube/resource_requirements.go: 0 is unbounded.
                 if text and not is_zero(text):
-                    found.setdefault(kind, {})[name] = text
+                    found.setdefault(f"{kind}s", {})[name] = text
         return cast("ResourceRequirements", found)
 
 

@@ -4,7 +4,6 @@ They are under one key, so that none clashes with a later one of Velero's. Three
 beside Velero's keys (`nodeagent.config.keys`).
 """
 
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Annotated, Final, Literal, Self
 
@@ -29,6 +28,7 @@ from nodeagent.config.value_types import (
     Pattern,
     QuantityText,
     Section,
+    checked_by,
     expected,
     is_zero,
     setting,
@@ -36,21 +36,8 @@ from nodeagent.config.value_types import (
 )
 from nodeagent.config.windows import VerificationPlan, Window, is_open, parse_schedule, parse_time_zone
 
-
-def _checked_by(parse: Callable[[str], object], what: str) -> AfterValidator:
-
-    def check(text: str) -> str:
-        try:
-            parse(text)
-        except ValueError as e:
-            raise expected(f"{what} ({e})") from e
-        return text
-
-    return AfterValidator(check)
-
-
-ScheduleText = Annotated[StrictStr, _checked_by(parse_schedule, 'a schedule of a CronJob such as "0 22 * * *"')]
-TimeZoneName = Annotated[StrictStr, _checked_by(parse_time_zone, 'a time zone such as "Europe/Berlin"')]
+ScheduleText = Annotated[StrictStr, checked_by(parse_schedule, 'a schedule of a CronJob such as "0 22 * * *"')]
+TimeZoneName = Annotated[StrictStr, checked_by(parse_time_zone, 'a time zone such as "Europe/Berlin"')]
 
 
 class WindowKeys(Section):

@@ -352,9 +352,6 @@ def document_of(config_map: Mapping[str, Any]) -> str:
     return document
 
 
-_STANDARD_INPUT = "-"
-
-
 def read_document(path: str) -> str:
     """Return the configuration document in the file at `path`; `-` is standard input.
 
@@ -385,7 +382,7 @@ def read_config_map(path: str) -> Manifest:
 
 def _read(path: str) -> str:
     try:
-        return sys.stdin.read() if path == _STANDARD_INPUT else Path(path).read_text(encoding="utf-8")
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as e:
         raise ConfigError(f"{path} cannot be read: {e}") from e
 

@@ -22,17 +22,15 @@ from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS
 from core.kube.types import ConfigObject
 from core.models import storage
-from core.models.base import JsonDict
 from core.models.units import parse_count, parse_quantity
 from core.text import guess
 from exposer.pods import JobSettings, is_reserved_label
-from exposer.settings import Alternatives
 from nodeagent.config import value_types
 from nodeagent.config.expose_settings import node_requirements
 from nodeagent.config.keys import AffinityMode, LoadAffinity, PodLabels, PodResources
 from nodeagent.config.own_keys import WindowKeys
 from nodeagent.config.parse import InvalidValues, has_wrong_type, parse_object, read_named, validate
-from nodeagent.config.schema import ConfigFinding, Location, load_json, show_key, sort_keys
+from nodeagent.config.schema import ConfigFinding, Location, show_key, sort_keys
 from nodeagent.config.windows import Window
 
 _log = logging.getLogger(__name__)
@@ -64,19 +62,8 @@ def parse_settings_of(config_map: ConfigObject) -> ParsedSettings:
     Raises:
         ConfigError: the value for the repository type is not a JSON object.
     """
-    text = (config_map.get("data") or {}).get(storage.REPOSITORY_TYPE)
-    try:
-        document = None if text is None else load_json(text)
-    except (ValueError, RecursionError) as e:
-        raise ConfigError(f"its key {storage.REPOSITORY_TYPE} is not JSON: {e}") from e
-    if document is None:
-        return ParsedSettings()
-    if not isinstance(document, dict):
-        raise ConfigError(f"its key {storage.REPOSITORY_TYPE} is not a JSON object")
-    return _parse_settings(document)
-
-
-def _parse_settings(document: JsonDict) -> ParsedSettings:
+    data = config_map.get("data") or {}
+    document = parse_object(data.get(storage.REPOSITORY_TYPE, "null"), f"its key {storage.REPOSITORY_TYPE}")
     settings: dict[str, str] = {}
     limit_mib = storage.DEFAULT_CACHE_LIMIT_MIB
     errors: list[ConfigFinding] = []
@@ -101,10 +88,8 @@ def _parse_settings(document: JsonDict) -> ParsedSettings:
         else:
             settings[key] = text
             if key != storage.FULL_INTERVAL_KEY:
-                problem = "unknown key; passed on to the BackupRepository"
-                notes.append(
-                    ConfigFinding(path, problem, guess(key, (storage.CACHE_LIMIT_KEY, storage.FULL_INTERVAL_KEY)))
-                )
+                hint = guess(key, (storage.CACHE_LIMIT_KEY, storage.FULL_INTERVAL_KEY))
+                notes.append(ConfigFinding(path, "unknown key; passed on to the BackupRepository", hint))
     return ParsedSettings(settings, limit_mib, tuple(errors), tuple(notes))
 
 
@@ -232,26 +217,26 @@ class MaintenanceSettings:
 class ParsedMaintenance:
     """The document: its entries by key, and the findings.
 
-    `unreadable` are the keys whose value no Velero server can read, each with the problem. `errors` are invalid values,
-    which count as absent; `notes` are tolerated.
+    `unreadable` are the keys whose value no Velero server can read, each with the problem. `invalid` are values that
+    count as absent; `notes` are tolerated.
     """
 
     entries: Mapping[str, RepositoryEntry] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    errors: tuple[ConfigFinding, ...] = ()
+    invalid: tuple[ConfigFinding, ...] = ()
     notes: tuple[ConfigFinding, ...] = ()
 
     @property
-    def invalid(self) -> list[ConfigFinding]:
+    def errors(self) -> tuple[ConfigFinding, ...]:
         """All errors: keys that cannot be read, and invalid values."""
-        return [*(ConfigFinding(key, text) for key, text in self.unreadable.items()), *self.errors]
+        return (*(ConfigFinding(key, text) for key, text in self.unreadable.items()), *self.invalid)
 
     @property
     def warnings(self) -> list[str]:
         """All findings as text."""
         return [
             *(f"its key {key}: {text}; all defaults are used" for key, text in self.unreadable.items()),
-            *(f"{error}; it counts as absent" for error in self.errors),
+            *(f"{error}; it counts as absent" for error in self.invalid),
             *map(str, self.notes),
         ]
 
@@ -273,10 +258,12 @@ def _merge(own: RepositoryEntry, common: GlobalEntry) -> MaintenanceSettings:
     apply if `global` has none.
     """
     resources = own.pod_resources if own.pod_resources is not None else common.pod_resources
+    affinity = own.load_affinity or common.load_affinity
+    chosen = affinity if common.load_affinity_mode is AffinityMode.ANY else affinity[:1]
     keeps = (own.keep_latest_maintenance_jobs, common.keep_latest_maintenance_jobs, MaintenanceSettings.keep_jobs)
     job = JobSettings(
         resources=resources.to_wire() if resources is not None else None,
-        alternatives=_alternatives(own.load_affinity or common.load_affinity, common.load_affinity_mode),
+        alternatives=tuple(tuple(node_requirements(entry.node_selector)) for entry in chosen),
         priority_class_name=common.priority_class_name or own.priority_class_name or None,
         labels=common.pod_labels or own.pod_labels,
         annotations=common.pod_annotations or own.pod_annotations,
@@ -291,11 +278,6 @@ def _merge(own: RepositoryEntry, common: GlobalEntry) -> MaintenanceSettings:
         memory_limit_max_bytes=int(parse_quantity(common.memory_limit_max)),
         verify_blob_limit=common.verify_blob_limit,
     )
-
-
-def _alternatives(affinity: tuple[LoadAffinity, ...], mode: AffinityMode) -> Alternatives:
-    chosen = affinity if mode is AffinityMode.ANY else affinity[:1]
-    return tuple(tuple(node_requirements(entry.node_selector)) for entry in chosen)
 
 
 def parse_maintenance(config_map: Mapping[str, Any]) -> ParsedMaintenance:

@@ -57,21 +57,17 @@ def load_json(text: str) -> object:
     return json.loads(text, object_pairs_hook=build)
 
 
-class Nested(NamedTuple):
+class _Nested(NamedTuple):
     """The model inside a field: as its value, in a list, or in the values of a map."""
 
     section: type[Section]
     container: str
 
 
-def nested_section(info: FieldInfo) -> Nested | None:
+def _nested(annotation: object, container: str = "") -> _Nested | None:
     """Return the model inside a field, with `""`, `"list"` or `"map"`; None for plain values."""
-    return _nested(info.annotation, "")
-
-
-def _nested(annotation: object, container: str) -> Nested | None:
     if isinstance(annotation, type) and issubclass(annotation, Section):
-        return Nested(annotation, container)
+        return _Nested(annotation, container)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is dict:
         return _nested(arguments[1], "map")
@@ -141,14 +137,14 @@ class _Sorter:
                     self._note(here, "repeated key; objects are merged, any other value is replaced")
                 if key != spelling:
                     self._note(here, f"read as {spelling}", "keys are case-sensitive elsewhere")
-                kept[alias] = self._sort_value(item, nested_section(fields[alias]), here, kept.get(alias))
+                kept[alias] = self._sort_value(item, _nested(fields[alias].annotation), here, kept.get(alias))
             elif isinstance(kept.get(alias), (dict, list)):
                 del kept[alias]
         return kept
 
-    def _sort_value(self, value: object, nested: Nested | None, place: Location, before: object = None) -> object:
+    def _sort_value(self, value: object, nested: _Nested | None, place: Location, before: object = None) -> object:
         container = nested.container if nested else ""
-        inside = Nested(nested.section, "") if nested else None
+        inside = _Nested(nested.section, "") if nested else None
         if container == "list" and isinstance(value, list):
             return [self._sort_value(item, inside, (*place, index)) for index, item in enumerate(value)]
         if container == "list" or not isinstance(value, dict):
@@ -179,12 +175,9 @@ def known_paths(section: type[Section], above: str = "") -> Iterator[tuple[str, 
     for name, info in section.model_fields.items():
         path = f"{above}{info.alias or name}"
         yield path, info
-        if nested := nested_section(info):
+        if nested := _nested(info.annotation):
             inside = {"list": f"{path}[].", "map": f"{path}.<name>.", "": f"{path}."}[nested.container]
             yield from known_paths(nested.section, inside)
-
-
-_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def build_schema() -> JsonDict:
@@ -196,15 +189,15 @@ def build_schema() -> JsonDict:
         for other, alias in section.other_names.items():
             described["properties"][other] = described["properties"][alias]
     about = "The document in the ConfigMap that --node-agent-configmap names."
-    whole = {"$schema": _DIALECT, "title": "Configuration of node-agent", "description": about}
     plain: JsonDict = _tidied(schema | {"$defs": definitions})
-    return plain | whole
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return plain | {"$schema": dialect, "title": "Configuration of node-agent", "description": about}
 
 
 def _sections(section: type[Section]) -> set[type[Section]]:
     found = {section}
     for info in section.model_fields.values():
-        if nested := nested_section(info):
+        if nested := _nested(info.annotation):
             found |= _sections(nested.section)
     return found
 

@@ -6,7 +6,7 @@ Source: Kubernetes v1.34, apimachinery pkg/util/validation and pkg/apis/meta/v1,
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, Literal, cast
@@ -85,6 +85,36 @@ def _matching(
     return AfterValidator(check)
 
 
+def checked_by(parse: Callable[[str], object], what: str) -> AfterValidator:
+    """Return the validator of a text that `parse` takes, and that `what` describes; an error says why it does not."""
+
+    def check(text: str) -> str:
+        try:
+            parse(text)
+        except ValueError as e:
+            raise expected(f"{what} ({e})") from e
+        return text
+
+    return AfterValidator(check)
+
+
+def _not_negative(parse: Callable[[str], object], what: str) -> AfterValidator:
+    """Return the validator of a text that is empty, or that `parse` takes, and that `what` describes."""
+
+    def check(text: str) -> str:
+        try:
+            parse(text or "0")
+            # Also "-0", which no number of things is.
+            valid = not text.startswith("-")
+        except ValueError:
+            valid = False
+        if not valid:
+            raise expected(what)
+        return text
+
+    return AfterValidator(check)
+
+
 def _check_label_key(key: str) -> str:
     prefix, slash, name = key.rpartition("/")
     named = len(name) <= _LABEL_LIMIT and _LABEL_NAME.fullmatch(name)
@@ -93,21 +123,10 @@ def _check_label_key(key: str) -> str:
     return key
 
 
-def _check_optional_label_key(key: str) -> str:
-    return key and _check_label_key(key)
-
-
 def _check_annotation_key(key: str) -> str:
     # Source: Kubernetes takes capital letters in the domain of an annotation's key.
     _check_label_key(key.lower())
     return key
-
-
-def _check_pattern(pattern: str) -> str:
-    try:
-        return check_pattern(pattern)
-    except ValueError as e:
-        raise expected(f"a pattern that kopia takes: {e}") from e
 
 
 def _check_mount_path(path: str) -> str:
@@ -130,18 +149,6 @@ def _check_annotations(annotations: dict[str, str]) -> dict[str, str]:
     return annotations
 
 
-def _check_quantity(text: str) -> str:
-    try:
-        parse_quantity(text or "0")
-        # Also "-0", which no number of things is.
-        valid = not text.startswith("-")
-    except (ValueError, ArithmeticError):
-        valid = False
-    if not valid:
-        raise expected('a quantity such as "500m", "2" or "4Gi"')
-    return text
-
-
 def _parse_duration(value: object) -> timedelta:
     if isinstance(value, timedelta):
         return value
@@ -153,17 +160,6 @@ def _parse_duration(value: object) -> timedelta:
 
 def _check_duration(text: str) -> str:
     _parse_duration(text)
-    return text
-
-
-def _check_optional_duration(text: str) -> str:
-    try:
-        parse_duration(text or "0")
-        valid = not text.startswith("-")
-    except ValueError:
-        valid = False
-    if not valid:
-        raise expected('a duration such as "30m" or "6h", or "0"')
     return text
 
 
@@ -202,7 +198,7 @@ KeyPrefix = Annotated[
 ]
 """How the key of an annotation or label begins; never empty, which would be every key."""
 
-Pattern = Annotated[StrictStr, AfterValidator(_check_pattern), _schema(r"[^!\s].*")]
+Pattern = Annotated[StrictStr, checked_by(check_pattern, "a pattern that kopia takes"), _schema(r"[^!\s].*")]
 """A pattern of what backups leave out (`core.models.transfer_settings`)."""
 
 Duration = Annotated[timedelta, BeforeValidator(_parse_duration)]
@@ -210,7 +206,7 @@ Duration = Annotated[timedelta, BeforeValidator(_parse_duration)]
 
 LabelKey = Annotated[StrictStr, AfterValidator(_check_label_key), _schema(_LABEL_KEY_PATTERN)]
 OptionalLabelKey = Annotated[
-    StrictStr, AfterValidator(_check_optional_label_key), _schema(f"(?:{_LABEL_KEY_PATTERN})?")
+    StrictStr, AfterValidator(lambda key: key and _check_label_key(key)), _schema(f"(?:{_LABEL_KEY_PATTERN})?")
 ]
 LabelValue = Annotated[
     StrictStr,
@@ -231,14 +227,18 @@ AnnotationMap = Annotated[
 ]
 """Annotations of an object."""
 
-QuantityText = Annotated[StrictStr, AfterValidator(_check_quantity), _schema(_QUANTITY_PATTERN)]
+QuantityText = Annotated[
+    StrictStr, _not_negative(parse_quantity, 'a quantity such as "500m", "2" or "4Gi"'), _schema(_QUANTITY_PATTERN)
+]
 """A Kubernetes quantity as it is written; empty: none."""
 
 DurationText = Annotated[StrictStr, AfterValidator(_check_duration), _schema(_DURATION_PATTERN)]
 """A positive duration as it is written."""
 
 OptionalDurationText = Annotated[
-    StrictStr, AfterValidator(_check_optional_duration), _schema(f"(?:{_DURATION_PATTERN}|[+]?0)?")
+    StrictStr,
+    _not_negative(parse_duration, 'a duration such as "30m" or "6h", or "0"'),
+    _schema(f"(?:{_DURATION_PATTERN}|[+]?0)?"),
 ]
 """A duration as it is written, also 0; empty: none."""
 

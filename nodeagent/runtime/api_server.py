@@ -84,9 +84,8 @@ class RateLimit:
 class LimitedTransport:
     """A transport that limits the rate of requests, including watches, and counts them.
 
-    It sends through `inner`, as fast as `limit` allows. `on_answer` is called with verb and HTTP status of each
-    response, status 0 if there was none; `on_date` with the Date header of each response that has one, except of
-    watches.
+    It sends through `inner`, as fast as `limit` allows. `on_answer` gets the verb and HTTP status of each response,
+    status 0 if there was none; `on_date` the Date header of each response but those of watches.
     """
 
     inner: Transport

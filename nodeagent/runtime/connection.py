@@ -111,23 +111,19 @@ class ClusterAccess:
 class ServerTime:
     """A transport that learns the API server's time from the Date headers of its answers.
 
-    A person's machine may be minutes off, and ages and leases are compared with stamps of the API server.
+    A person's machine may be minutes off, and ages and leases are compared with stamps of the API server. `date` is the
+    Date of the last answer that has one, None before: no clock of this machine is part of it.
     """
 
     def __init__(self, inner: Transport, clock: Clock) -> None:
         self._inner = inner
         self._clock = clock
         self._ahead = timedelta()
-        self._date: datetime | None = None
+        self.date: datetime | None = None
 
     def now(self) -> datetime:
         """Return the API server's time, give or take a second; this machine's before the first answer."""
         return self._clock.now() - self._ahead
-
-    @property
-    def date(self) -> datetime | None:
-        """The Date of the last answer that has one: no clock of this machine is part of it. None before."""
-        return self._date
 
     async def request(self, request: Request) -> Response:
         """Send the request; see `Transport`."""
@@ -137,7 +133,7 @@ class ServerTime:
             with suppress(ValueError, TypeError, OverflowError):
                 date = parsedate_to_datetime(response.date)
                 self._ahead = self._clock.now() - date
-                self._date = date
+                self.date = date
         return response
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:

@@ -35,6 +35,8 @@ _RELEASE_SECONDS: Final = 2.0
 
 @dataclass
 class _Held:
+    """The Lease as it was last written; it counts from the start of that request."""
+
     lease: LeaseObject
     renewed_at_seconds: float
 
@@ -98,7 +100,7 @@ class Lease:
             else:
                 spec["leaseTransitions"] = int((observed.get("spec") or {}).get("leaseTransitions") or 0) + 1
                 stored = await self._patch(observed, spec)
-        self._keep(stored, began)
+        self._held = _Held(stored, began)
 
     async def renew_until_lost(self) -> None:
         """Renew the Lease periodically; return when it is lost."""
@@ -132,7 +134,7 @@ class Lease:
             stored = await self._patch_own(self._held, spec)
         if stored is None:
             return False
-        self._keep(stored, began)
+        self._held = _Held(stored, began)
         return True
 
     async def release(self) -> None:
@@ -162,7 +164,3 @@ class Lease:
 
     async def _patch(self, lease: LeaseObject, spec: Manifest) -> LeaseObject:
         return await self._client.patch_if_unchanged(LEASES, lease, {"spec": spec})
-
-    def _keep(self, stored: LeaseObject, began_seconds: float) -> None:
-        """Record a successful write; the Lease counts from its start."""
-        self._held = _Held(stored, began_seconds)

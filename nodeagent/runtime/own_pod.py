@@ -11,6 +11,7 @@ from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import PODS
 from core.kube.types import Pod
 from core.models.names import AGENT_LABELS, AGENT_SELECTOR
+from core.text import some_of
 from nodeagent.metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -96,7 +97,5 @@ _NODES_SHOWN: Final = 3
 
 
 def shown(names: list[str]) -> str:
-    """Return the first few of `names`, sorted and joined."""
-    names = sorted(names)
-    more = ", …" if len(names) > _NODES_SHOWN else ""
-    return ", ".join(names[:_NODES_SHOWN]) + more
+    """Return the first few of `names`, sorted and joined, and how many more there are."""
+    return some_of(sorted(names), _NODES_SHOWN)

@@ -8,18 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from core.kube import resources as kube
-from core.models.names import (
-    ADMISSIONS_CONFIGMAP,
-    AGENT_DAEMONSET,
-    AGENT_DAEMONSET_WINDOWS,
-    CLUSTER_NAMESPACE,
-    DELETIONS_CONFIGMAP,
-    DISPATCHER_LEASE,
-    HISTORY_CONFIGMAPS,
-)
+from core.models import names as wire
 
 
 class Scope(StrEnum):
@@ -63,17 +55,8 @@ class Permission:
         return "in every namespace" if self.resource.namespaced else "in the cluster"
 
 
-def _permit(
-    scope: Scope,
-    resource: kube.Resource,
-    verbs: str,
-    reason: str,
-    *,
-    subresource: str | None = None,
-    names: tuple[str, ...] = (),
-    without: str | None = None,
-) -> Permission:
-    return Permission(scope, resource, tuple(verbs.split()), reason, subresource, names, without)
+def _permit(scope: Scope, resource: kube.Resource, verbs: str, reason: str, **more: Any) -> Permission:  # noqa: ANN401 - of any field
+    return Permission(scope, resource, tuple(verbs.split()), reason, **more)
 
 
 own: Final = partial(_permit, Scope.OWN_NAMESPACE)
@@ -132,15 +115,15 @@ _AGENT_PERMISSIONS: Final = (
         "the progress that movers report; Events on transfers; why pods and PVCs are pending",
     ),
     own(kube.CONFIG_MAPS, "create", "the admission ledger; the history of backups"),
-    own(kube.CONFIG_MAPS, "get patch", "the admission ledger", names=(ADMISSIONS_CONFIGMAP,)),
+    own(kube.CONFIG_MAPS, "get patch", "the admission ledger", names=(wire.ADMISSIONS_CONFIGMAP,)),
     own(
         kube.SECRETS,
         "get create",
         "whether the credentials of a location exist; the repository password, created if absent",
     ),
     own(kube.LEASES, "create", "leader election"),
-    own(kube.LEASES, "get list watch patch", "leader election", names=(DISPATCHER_LEASE,)),
-    own(kube.DAEMON_SETS, "get", "what mover pods inherit", names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
+    own(kube.LEASES, "get list watch patch", "leader election", names=(wire.DISPATCHER_LEASE,)),
+    own(kube.DAEMON_SETS, "get", "what mover pods inherit", names=(wire.AGENT_DAEMONSET, wire.AGENT_DAEMONSET_WINDOWS)),
     own(kube.DEPLOYMENTS, "list", "whether a Velero server runs here"),
     own(
         kube.JOBS,
@@ -160,14 +143,14 @@ _AGENT_PERMISSIONS: Final = (
         kube.CONFIG_MAPS,
         "get",
         "what retention keeps and why, for the metrics",
-        names=(DELETIONS_CONFIGMAP,),
+        names=(wire.DELETIONS_CONFIGMAP,),
         without="the metrics do not show what retention keeps, and no Event reports a backlog",
     ),
     own(
         kube.CONFIG_MAPS,
         "get patch",
         "the history of backups",
-        names=HISTORY_CONFIGMAPS,
+        names=wire.HISTORY_CONFIGMAPS,
         without="no history of backups is kept",
     ),
     everywhere(
@@ -248,7 +231,7 @@ _AGENT_PERMISSIONS: Final = (
         kube.NAMESPACES,
         "get",
         "the identity of the cluster, for the tags of its snapshots",
-        names=(CLUSTER_NAMESPACE,),
+        names=(wire.CLUSTER_NAMESPACE,),
         without="snapshots do not say which cluster made them",
     ),
 )
@@ -290,9 +273,7 @@ COPY_PERMISSIONS: Final = (
 
 
 def agent_permissions(
-    config_map: str | None = None,
-    repository_config_map: str | None = None,
-    maintenance_config_map: str | None = None,
+    config_map: str | None = None, repository_config_map: str | None = None, maintenance_config_map: str | None = None
 ) -> tuple[Permission, ...]:
     """Return the permissions of the agent, with those for the ConfigMaps that are named."""
     named = (

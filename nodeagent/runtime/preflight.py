@@ -5,14 +5,10 @@ about what these do not show: not every authorizer can list its rules. Nor do ru
 RBAC denies, so commands that must not stop halfway ask about each verb.
 """
 
-import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Self
-
-from msgspec import field
+from typing import Final
 
 from core.clock import Clock, Deadline
 from core.errors import ConfigError
@@ -25,6 +21,7 @@ from core.models.names import helm_release, is_ours
 from core.text import some_of
 from exposer.workload import list_pods
 from nodeagent.runtime.permissions import Permission, Scope
+from nodeagent.runtime.workqueue import work_in_parallel
 
 _GROUP: Final = "authorization.k8s.io"
 _ACCESS_REVIEWS: Final[kube.Resource[UncheckedObject]] = kube.Resource(
@@ -42,33 +39,23 @@ _AT_A_TIME: Final = 8
 """Access reviews in parallel, of a few milliseconds each; without any rules there are about ninety."""
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """What one rule allows; `names` is empty if it holds for all objects."""
+def _allows(rule: JsonDict, permission: Permission, verb: str, name: str) -> bool:
+    """Return whether a rule of a SelfSubjectRulesReview allows it; `name` is empty for all objects.
 
-    verbs: frozenset[str]
-    groups: frozenset[str]
-    resources: frozenset[str]
-    names: frozenset[str]
+    Source: Kubernetes v1.34, authorization.k8s.io/v1 ResourceRule; pkg/apis/rbac/v1/evaluation_helpers.go.
+    """
 
-    @classmethod
-    def parse(cls, raw: JsonDict) -> Self:
-        """Parse a rule of a SelfSubjectRulesReview. Source: Kubernetes v1.34, authorization.k8s.io/v1 ResourceRule."""
-        keys = ("verbs", "apiGroups", "resources", "resourceNames")
-        return cls(*(frozenset(raw.get(key) or ()) for key in keys))
+    def has(key: str, *wanted: str) -> bool:
+        return not {"*", *wanted}.isdisjoint(rule.get(key) or ())
 
-    def allows(self, permission: Permission, verb: str, name: str) -> bool:
-        """Return whether the rule allows it; `name` is empty for all objects.
-
-        Source: Kubernetes v1.34, pkg/apis/rbac/v1/evaluation_helpers.go.
-        """
-        whole = {permission.path, "*"} | ({f"*/{permission.subresource}"} if permission.subresource else set())
-        return (
-            not self.verbs.isdisjoint({verb, "*"})
-            and not self.groups.isdisjoint({permission.resource.group, "*"})
-            and not self.resources.isdisjoint(whole)
-            and (not self.names or name in self.names)
-        )
+    parts = (f"*/{permission.subresource}",) if permission.subresource else ()
+    names = rule.get("resourceNames")
+    return (
+        has("verbs", verb)
+        and has("apiGroups", permission.resource.group)
+        and has("resources", permission.path, *parts)
+        and (not names or name in names)
+    )
 
 
 async def missing_permissions(
@@ -77,43 +64,41 @@ async def missing_permissions(
     """Return the missing ones of `permissions`, each as text; `by_rules`: what the caller's rules show is not asked."""
     places = {Scope.OWN_NAMESPACE: namespace, Scope.CLUSTER: _NO_NAMESPACE} if by_rules else {}
     rules = {scope: await _read_rules(client, place) for scope, place in places.items()}
-    gate = asyncio.Semaphore(_AT_A_TIME)
-
-    async def lacks(permission: Permission, verb: str, name: str) -> str | None:
-        if any(rule.allows(permission, verb, name) for rule in rules.get(permission.scope, ())):
-            return None
-        async with gate:
-            return None if await _allowed(client, namespace, permission, verb=verb, name=name) else verb
-
-    reviews: dict[Permission, list[asyncio.Task[str | None]]] = {}
+    asked = [
+        (permission, verb, name)
+        for permission in permissions
+        for verb in permission.verbs
+        for name in permission.names or ("",)
+        if not any(_allows(rule, permission, verb, name) for rule in rules.get(permission.scope, ()))
+    ]
     try:
-        async with asyncio.TaskGroup() as group:
-            for permission in permissions:
-                reviews[permission] = [
-                    group.create_task(lacks(permission, verb, name), name=f"review {verb} {permission.path}")
-                    for verb in permission.verbs
-                    for name in permission.names or ("",)
-                ]
+        answers = await work_in_parallel(
+            asked, lambda one: _allowed(client, namespace, *one), at_a_time=_AT_A_TIME, name="access review"
+        )
     except ExceptionGroup as e:
         # Not except*: Python before 3.11.4, such as Debian 12's, wraps what is raised there in a group.
         raise e.exceptions[0] from None
+    lacking: dict[Permission, dict[str, None]] = {}
+    for (permission, verb, _), allowed in zip(asked, answers, strict=True):
+        if not allowed:
+            lacking.setdefault(permission, {})[verb] = None
     return {
         permission: f"{','.join(verbs)} {permission.path}{permission.only} {permission.where}"
-        for permission, tasks in reviews.items()
-        if (verbs := dict.fromkeys(verb for task in tasks if (verb := task.result())))
+        for permission, verbs in lacking.items()
     }
 
 
-async def _read_rules(client: KubeClient, namespace: str) -> Sequence[_Rule]:
+async def _read_rules(client: KubeClient, namespace: str) -> Sequence[JsonDict]:
     try:
         review = _RULES_REVIEWS.build({}, spec={"namespace": namespace})
         answer = await client.create(_RULES_REVIEWS, review)
     except (errors.ForbiddenError, errors.InvalidError, errors.NotFoundError):
         return ()
-    return [_Rule.parse(raw) for raw in answer["status"].get("resourceRules") or []]
+    rules: Sequence[JsonDict] = answer["status"].get("resourceRules") or ()
+    return rules
 
 
-async def _allowed(client: KubeClient, namespace: str, permission: Permission, *, verb: str, name: str) -> bool:
+async def _allowed(client: KubeClient, namespace: str, permission: Permission, verb: str, name: str) -> bool:
     attributes = {
         "namespace": namespace if permission.scope is Scope.OWN_NAMESPACE else "",
         "verb": verb,
@@ -283,34 +268,6 @@ class DefinitionReport(WireModel):
     next_velero: bool = False
 
 
-class _Schema(WireModel):
-    properties: dict[str, "_Schema"] = field(default_factory=dict)
-    keeps_unknown: bool = field(name="x-kubernetes-preserve-unknown-fields", default=False)
-
-    def has(self, path: Sequence[str]) -> bool:
-        if not path or self.keeps_unknown:
-            return True
-        child = self.properties.get(path[0])
-        return child is not None and child.has(path[1:])
-
-
-class _Validation(WireModel):
-    schema: _Schema = field(name="openAPIV3Schema", default_factory=_Schema)
-
-
-class _Version(WireModel):
-    name: str
-    validation: _Validation = field(name="schema", default_factory=_Validation)
-
-
-class _Spec(WireModel):
-    versions: list[_Version]
-
-
-class _Definition(WireModel):
-    spec: _Spec
-
-
 async def read_definitions(client: KubeClient) -> list[UncheckedObject]:
     """Return the definitions of transfers, as far as they exist."""
     found = [await client.read(kube.CUSTOM_RESOURCE_DEFINITIONS, "", name) for name in _BY_NAME]
@@ -318,15 +275,27 @@ async def read_definitions(client: KubeClient) -> list[UncheckedObject]:
 
 
 def find_dropped(definition: UncheckedObject) -> tuple[str, ...]:
-    """Return the fields that the API server drops from the objects of a definition; ContractError: it is invalid."""
+    """Return the fields that the API server drops from the objects of a definition."""
     resource = _BY_NAME[definition["metadata"]["name"]]
-    versions = _Definition.from_wire(definition).spec.versions
-    schema = next((one.validation.schema for one in versions if one.name == resource.version), _Schema())
-    return tuple(path for path in _FIELDS[resource] if not schema.has(path.split(".")))
+    schema = next((schema_of(one) for one in definition["spec"]["versions"] if one["name"] == resource.version), {})
+    return tuple(path for path in _FIELDS[resource] if not _has_field(schema, path.split(".")))
+
+
+def schema_of(version: JsonDict) -> JsonDict:
+    """Return the schema of a version of a definition; empty: it has none."""
+    schema: JsonDict = (version.get("schema") or {}).get("openAPIV3Schema") or {}
+    return schema
+
+
+def _has_field(schema: JsonDict, path: Sequence[str]) -> bool:
+    if not path or schema.get("x-kubernetes-preserve-unknown-fields"):
+        return True
+    child = (schema.get("properties") or {}).get(path[0])
+    return child is not None and _has_field(child, path[1:])
 
 
 def judge_definitions(definitions: Iterable[UncheckedObject]) -> DefinitionReport:
-    """Return what the definitions drop, and whether that needs action; raise ContractError if one is invalid.
+    """Return what the definitions drop, and whether that needs action.
 
     Ours were installed for a version that had fewer fields. Velero's own are of one release: where some have the fields
     of 1.19 and others do not, these have replaced newer ones.
@@ -337,9 +306,10 @@ def judge_definitions(definitions: Iterable[UncheckedObject]) -> DefinitionRepor
     warning = any(map(is_ours, lacking.values())) or (any(foreign) and not all(foreign))
     parts = [f"definition {name} lacks {', '.join(dropped[name][1])}" for name in sorted(lacking)]
     why = _explain_remedy(lacking.values()) if warning else "as Velero before 1.19 does, whose server uses none"
-    return DefinitionReport(
-        message=f"{'; '.join(parts)}: {why}" if parts else "", warning=warning, next_velero=_is_next_velero(dropped)
-    )
+    one, fields = dropped.get(kube.DATA_DOWNLOADS.full_name, (None, ()))
+    next_velero = one is not None and not is_ours(one) and _RESTORE_TYPE not in fields
+    message = f"{'; '.join(parts)}: {why}" if parts else ""
+    return DefinitionReport(message=message, warning=warning, next_velero=next_velero)
 
 
 def _explain_remedy(lacking: Iterable[UncheckedObject]) -> str:
@@ -352,8 +322,3 @@ def _explain_remedy(lacking: Iterable[UncheckedObject]) -> str:
         else:
             steps.add("apply the Velero server's again")
     return f"the API server drops these fields; {', '.join(sorted(steps, reverse=True))}"
-
-
-def _is_next_velero(dropped: dict[str, tuple[UncheckedObject, tuple[str, ...]]]) -> bool:
-    one, fields = dropped.get(kube.DATA_DOWNLOADS.full_name, (None, ()))
-    return one is not None and not is_ours(one) and _RESTORE_TYPE not in fields

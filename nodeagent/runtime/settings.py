@@ -127,6 +127,24 @@ KUBECONFIG_HELP: Final = (
 KUBECONTEXT_HELP: Final = "context of the kubeconfig (default: its current one)"
 
 
+USER_COMMANDS: Final = {
+    "backup": "back up volumes, show, verify and cancel backups",
+    "describe": "show everything about one transfer, and what to do next",
+    "install": "install the agents, or update them",
+    "preflight": "check the installed agents by a small volume",
+    "repo": "show backup repositories, and connect kopia to one",
+    "restore": "restore volumes into new PVCs, show and cancel restores",
+    "schedule": "back up volumes regularly, and delete expired backups",
+    "status": "show the health of the agents, the queue and the transfers",
+    "support-bundle": "collect what helps to find a fault, without secrets",
+    "ui": "show what is going on, in a browser",
+    "uninstall": "remove the agents; backups stay",
+    "version": "show the versions of this command and of the agents",
+    "volumes": "show which volumes are protected, and why others are not",
+}
+"""Commands that need the extra `cli`; their modules are imported when one of them runs, and never by an agent."""
+
+
 class CommandParser(argparse.ArgumentParser):
     """Raises an error where argparse would print the usage and exit."""
 
@@ -193,15 +211,6 @@ class _Ignore(argparse.Action):
         setattr(namespace, IGNORED_FLAGS, [*given, option_string or self.option_strings[0]])
 
 
-def add_velero_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags without effect to `parser`."""
-    group = parser.add_argument_group("accepted for DaemonSets of Velero, without effect")
-    for names, (metavar, text) in _WITH_VALUE.items():
-        group.add_argument(*names, action=_Ignore, dest=argparse.SUPPRESS, metavar=metavar, help=text)
-    for name, text in _SWITCHES.items():
-        group.add_argument(name, action=_Ignore, dest=argparse.SUPPRESS, nargs="?", metavar="BOOL", help=text)
-
-
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags to `parser`."""
     _add_cluster(parser)
@@ -209,7 +218,11 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     _add_behavior(parser)
     _add_api_client(parser)
     _add_observability(parser)
-    add_velero_flags(parser)
+    group = parser.add_argument_group("accepted for DaemonSets of Velero, without effect")
+    for names, (metavar, text) in _WITH_VALUE.items():
+        group.add_argument(*names, action=_Ignore, dest=argparse.SUPPRESS, metavar=metavar, help=text)
+    for name, text in _SWITCHES.items():
+        group.add_argument(name, action=_Ignore, dest=argparse.SUPPRESS, nargs="?", metavar="BOOL", help=text)
 
 
 def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
@@ -251,9 +264,16 @@ def _add(
     group: argparse._ArgumentGroup, flag: str, field: str, metavar: str, parse: Callable[[str], object], text: str
 ) -> None:
     """Add the flag of a field of `Settings`, with its default, which replaces `{}` in the text."""
+
+    def convert(word: str) -> object:
+        try:
+            return parse(word)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(str(e)) from e
+
     default = getattr(Settings, field)
     shown = _shown(default) if isinstance(default, timedelta) else f"{default:g}" if field == "client_qps" else default
-    group.add_argument(flag, dest=field, metavar=metavar, type=parse, default=default, help=text.format(shown))
+    group.add_argument(flag, dest=field, metavar=metavar, type=convert, default=default, help=text.format(shown))
 
 
 def _add_configuration(parser: argparse.ArgumentParser) -> None:
@@ -313,7 +333,7 @@ def _add_behavior(parser: argparse.ArgumentParser) -> None:
     text = (
         "how often the maintenance of a repository without a maintenanceFrequency may run; 0: every hour (default: 0)"
     )
-    _add(group, "--default-repo-maintain-frequency", "maintenance_frequency", "DURATION", _any_duration, text)
+    _add(group, "--default-repo-maintain-frequency", "maintenance_frequency", "DURATION", parse_duration, text)
 
 
 def _add_api_client(parser: argparse.ArgumentParser) -> None:
@@ -331,9 +351,9 @@ def _add_api_client(parser: argparse.ArgumentParser) -> None:
 def _add_observability(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("observability")
     text = "address of /metrics, /healthz, /readyz and /status; without a host, all addresses (default: {})"
-    _add(group, "--metrics-address", "metrics_address", "ADDRESS", _address, text)
+    _add(group, "--metrics-address", "metrics_address", "ADDRESS", parse_address, text)
     text = "address of /status, such as 127.0.0.1:8086 for the pod itself (default: as in --metrics-address)"
-    _add(group, "--status-address", "status_address", "ADDRESS", _address, text)
+    _add(group, "--status-address", "status_address", "ADDRESS", parse_address, text)
     group.add_argument("--log-level", choices=list(LEVELS), default="info", help="minimum log level (default: info)")
     group.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="format of log lines (default: text)")
 
@@ -344,17 +364,10 @@ def _shown(duration: timedelta) -> str:
     return text.removesuffix("0s") if text.endswith("m0s") else text
 
 
-def _any_duration(text: str) -> timedelta:
-    try:
-        return parse_duration(text)
-    except ValueError as e:
-        raise argparse.ArgumentTypeError(str(e)) from e
-
-
 def _duration(text: str) -> timedelta:
-    duration = _any_duration(text)
+    duration = parse_duration(text)
     if duration <= timedelta(0):
-        raise argparse.ArgumentTypeError(f'not a positive duration such as 30s, 10m or 1h30m: "{text}"')
+        raise ValueError(f'not a positive duration such as 30s, 10m or 1h30m: "{text}"')
     return duration
 
 
@@ -364,7 +377,7 @@ def _text(text: str) -> str | None:
 
 def _object_name(text: str) -> str | None:
     if text and not OBJECT_NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(f'not a name of lower-case letters, digits, "-" and ".": "{text}"')
+        raise ValueError(f'not a name of lower-case letters, digits, "-" and ".": "{text}"')
     return text or None
 
 
@@ -374,18 +387,11 @@ def _positive(text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f'not a positive number: "{text}"')
+        raise ValueError(f'not a positive number: "{text}"')
     return number
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f'not a positive whole number: "{text}"')
+        raise ValueError(f'not a positive whole number: "{text}"')
     return int(text)
-
-
-def _address(text: str) -> ListenAddress:
-    try:
-        return parse_address(text)
-    except ValueError as e:
-        raise argparse.ArgumentTypeError(str(e)) from e

@@ -1,8 +1,7 @@
 """The transport to the API server, configured by kubernetes_asyncio: kubeconfig, ServiceAccount, tokens, TLS.
 
-The library and asyncio are patched in six places, each a function here named `_patch_…` with what it saves and the
-versions that it was tried with; its test in tests/nodeagent/runtime/test_transport_patches.py fails once it is not
-needed any more.
+The library and asyncio are patched in six places, each a function `_patch_…` with what it saves and the versions that
+it was tried with; its test in tests/nodeagent/runtime/test_transport_patches.py fails once it is not needed any more.
 """
 
 import asyncio

@@ -193,10 +193,6 @@ class WorkQueue(Generic[K]):
         self._ready_count = asyncio.Semaphore(0)
         self._timers_changed = asyncio.Event()
 
-    def __len__(self) -> int:
-        """Return the number of ready keys."""
-        return len(self._ready)
-
     def add(self, key: K) -> None:
         """Enqueue `key`."""
         self._due.pop(key, None)

@@ -85,12 +85,6 @@ class _Listener:
         self._runner = runner
         self._server: asyncio.Server | None = None
 
-    @property
-    def port(self) -> int:
-        """The port it listens on; the one that the system chose if the address has port 0."""
-        sockets = self._server.sockets if self._server else ()
-        return int(sockets[0].getsockname()[1]) if sockets else self._address.port
-
     async def start(self) -> None:
         """Listen; raise ConfigError if the address is in use or not available."""
         await self._runner.setup()
@@ -139,16 +133,6 @@ class WebServer:
         else:
             own = _listener("--status-address", status_address, status)
             self._listeners = [_listener("--metrics-address", address, scraped), own]
-
-    @property
-    def port(self) -> int:
-        """The port of the metrics."""
-        return self._listeners[0].port
-
-    @property
-    def status_port(self) -> int:
-        """The port of `/status`."""
-        return self._listeners[-1].port
 
     async def start(self) -> None:
         """Listen; raise ConfigError if an address is in use or not available."""

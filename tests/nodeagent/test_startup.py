@@ -10,8 +10,7 @@ import pytest
 from core.errors import ConfigError
 from core.kube.resources import NAMESPACES
 from exposer.template import AgentTemplate
-from nodeagent.config.expose_settings import read_cluster
-from nodeagent.config.parse import parse_config
+from nodeagent.config.expose_settings import build_defaults, read_cluster
 from nodeagent.runtime.permissions import Permission, copy_permissions
 from nodeagent.runtime.settings import Settings
 from nodeagent.startup import AgentSpec, build_clock, read_spec
@@ -104,9 +103,8 @@ async def test_the_permissions_for_copies_are_checked_where_some_are_configured(
 
 def test_mover_pods_have_the_account_of_the_flag_and_are_told_which_cluster_they_run_in() -> None:
     settings = Settings("node-a", mover_service_account="movers")
-    spec = AgentSpec(settings, "velero", parse_config("{}"), AgentTemplate("mover:1"), cluster="uid-1")
-    assert spec.expose_defaults.pod.service_account == "movers"
-    assert spec.expose_defaults.mover.cluster == "uid-1"
+    defaults = build_defaults(settings, AgentTemplate("mover:1"), "uid-1")
+    assert (defaults.pod.service_account, defaults.mover.cluster) == ("movers", "uid-1")
 
 
 @pytest.mark.usefixtures("checked")

@@ -99,7 +99,7 @@ def _rule(**keys: object) -> JsonDict:
         ({"alertNotProtected": "x"}, 'alertNotProtected: expected true or false, found the string "x"'),
         (
             _rule(patterns=["!kept"]),
-            'exclude.rules[0].patterns[0]: expected a pattern that kopia takes: pattern "!kept"',
+            'exclude.rules[0].patterns[0]: expected a pattern that kopia takes (pattern "!kept"',
         ),
         (_rule(sets=["tapes"]), "exclude.rules[0].sets[0]: expected"),
         (

@@ -81,7 +81,7 @@ def test_agents_that_agree_are_not_reported(active: dict[str, str]) -> None:
 
 def test_many_nodes_are_reported_by_number() -> None:
     difference = describe_difference({f"node-{index}": "aaa" for index in range(5)} | {"other": "bbb"})
-    assert "aaa on 5 (node-0, node-1, node-2, …)" in (difference or "")
+    assert "aaa on 5 (node-0, node-1, node-2 and 2 more)" in (difference or "")
 
 
 async def test_an_agent_announces_each_configuration_once_and_retries(caplog: pytest.LogCaptureFixture) -> None:

@@ -62,12 +62,12 @@ async def test_keys_are_handled_in_order_by_the_workers() -> None:
     queue, worker = new_queue(workers=2), Worker()
     for key in "abcde":
         queue.add(key)
-    assert len(queue) == 5
+    assert len(queue._ready) == 5
     async with running(queue.run(worker)):
         await asyncio.sleep(10)
     assert worker.began == [("a", 0), ("b", 0), ("c", 1), ("d", 1), ("e", 2)]
     assert worker.most_at_once == 2
-    assert len(queue) == 0
+    assert not queue._ready
 
 
 async def test_a_ready_key_is_queued_once() -> None:
