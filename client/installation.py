@@ -1,6 +1,5 @@
 """What is in a namespace: agents with settings and versions, by their DaemonSet, a Velero server, named objects."""
 
-import asyncio
 from typing import Final, NamedTuple
 
 from client.text import EventLine, missing
@@ -14,6 +13,7 @@ from core.models.base import WireModel, parse_time
 from core.models.names import AGENT_DAEMONSET, AGENT_SELECTOR
 from exposer.pod_status import is_ready
 from nodeagent.runtime.settings import Settings, parse_serve
+from nodeagent.runtime.workqueue import work_in_parallel
 
 
 async def read_named(client: KubeClient, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT:
@@ -172,19 +172,18 @@ async def read_versions(client: KubeClient, namespace: str) -> VersionList:
         agents = [_agent(pod, "") for pod in pods]
         return VersionList(agents=agents, notes=[f"the agents are not of this version: {e}"])
     port, notes = (settings.status_address or settings.metrics_address).port, list[str]()
-    gate = asyncio.Semaphore(_AT_A_TIME)
 
     async def read(pod: Pod) -> AgentVersion:
         name = pod["metadata"]["name"]
-        async with gate:
-            try:
-                page = await client.pod_page(namespace, name, port=port, path="/status")
-            except AgentError as e:
-                notes.append(f"Pod {namespace}/{name} did not answer: {e}")
-                page = {}
+        try:
+            page = await client.pod_page(namespace, name, port=port, path="/status")
+        except AgentError as e:
+            notes.append(f"Pod {namespace}/{name} did not answer: {e}")
+            page = {}
         return _agent(pod, str(page.get("version", "")))
 
-    return VersionList(agents=list(await asyncio.gather(*map(read, pods))), notes=notes)
+    agents = await work_in_parallel(pods, read, at_a_time=_AT_A_TIME, name="status page")
+    return VersionList(agents=agents, notes=notes)
 
 
 def _agent(pod: Pod, version: str) -> AgentVersion:

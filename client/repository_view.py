@@ -94,15 +94,10 @@ class NextMaintenance(WireModel):
 
     def _explained(self, record: MaintenanceRecord, now: datetime) -> Self:
         reason = _REASONS[Hold(self.hold)] if self.hold in set(Hold) else self.hold
-        return replace(self, reason=reason, mode=_mode_at(record, max(self.due or now, now)))
-
-
-def _mode_at(record: MaintenanceRecord, moment: datetime) -> str:
-    """Return what a run at that time would do, by kopia's schedule; empty if it is not known."""
-    if record.at is None:
-        return ""
-    full = record.next_full is not None and record.next_full <= moment
-    return str(MaintenanceMode.FULL if full else MaintenanceMode.QUICK)
+        if record.at is None:
+            return replace(self, reason=reason)
+        full = record.next_full is not None and record.next_full <= max(self.due or now, now)
+        return replace(self, reason=reason, mode=str(MaintenanceMode.FULL if full else MaintenanceMode.QUICK))
 
 
 def compute_next(view: MaintenanceView) -> NextMaintenance:

@@ -59,10 +59,12 @@ def format_ago(moment: datetime | None, now: datetime) -> str:
 
 def format_moment(moment: datetime | None, now: datetime) -> str:
     """Return the time, and how far away it is; empty: it is not known."""
-    if moment is None:
-        return ""
-    distance = f"in {format_age(moment - now)}" if moment > now else f"{format_age(now - moment)} ago"
-    return f"{format_time(moment)} ({distance})"
+    return f"{format_time(moment)} ({format_distance(moment, now)})" if moment is not None else ""
+
+
+def format_distance(moment: datetime, now: datetime) -> str:
+    """Return how far away it is, such as `in 3h` or `3h ago`."""
+    return f"in {format_age(moment - now)}" if moment > now else format_ago(moment, now)
 
 
 def missing(text: str, name: str, candidates: Iterable[str]) -> NotFoundError:

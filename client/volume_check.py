@@ -129,8 +129,8 @@ class _Run:
         await self._until(find)
 
     async def _fill(self) -> None:
-        await self._create(kube.PERSISTENT_VOLUME_CLAIMS, self.plan.build_claim())
-        await self._create(kube.PODS, self.plan.build_writer())
+        await self._create(kube.PERSISTENT_VOLUME_CLAIMS, self.plan.build_claim(self.plan.name))
+        await self._create(kube.PODS, self.plan.build_pod(self.plan.name))
         self.written = await self._wait_pod(self.plan.name)
         # A volume that one node has attached may not be mounted on another.
         await self.tools.client.delete(kube.PODS, self.plan.space, self.plan.name)
@@ -154,9 +154,9 @@ class _Run:
         self.snapshot_id = str(ended.get("snapshotID", ""))
 
     async def _restore(self) -> None:
-        await self._create(kube.PERSISTENT_VOLUME_CLAIMS, self.plan.build_target())
+        await self._create(kube.PERSISTENT_VOLUME_CLAIMS, self.plan.build_claim(self.plan.restored))
         # Where volumes wait for their first consumer, it decides on the node.
-        await self._create(kube.PODS, self.plan.build_reader())
+        await self._create(kube.PODS, self.plan.build_pod(self.plan.restored))
         await self._create(kube.DATA_DOWNLOADS, self.plan.build_download(self.snapshot_id))
         await self._wait_transfer(kube.DATA_DOWNLOADS)
 

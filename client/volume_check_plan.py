@@ -82,22 +82,6 @@ class CheckPlan:
         """Return the namespace of the volumes."""
         return kube.NAMESPACES.build({"name": self.space, "labels": dict(PREFLIGHT_LABELS)})
 
-    def build_claim(self) -> Manifest:
-        """Return the source claim."""
-        return self._claim(self.name, {})
-
-    def build_target(self) -> Manifest:
-        """Return the target claim: no provisioner fills it."""
-        return self._claim(self.restored, {"selector": {"matchLabels": {RESTORE_SELECTOR_LABEL: self.restored}}})
-
-    def build_writer(self) -> Manifest:
-        """Return the pod that writes random data into the source claim, and ends with its checksum."""
-        return self._pod(self.name, _WRITE)
-
-    def build_reader(self) -> Manifest:
-        """Return the pod that reads the target claim, and ends with the checksum of what is in it."""
-        return self._pod(self.restored, _READ)
-
     def build_snapshot(self) -> Manifest:
         """Return the VolumeSnapshot of the source claim."""
         return build_snapshot(_meta(self.name, self.space), self.snapshot_class, self.name)
@@ -122,22 +106,27 @@ class CheckPlan:
         }
         return kube.DATA_DOWNLOADS.build(_meta(self.name, self.namespace), spec=spec)
 
-    def _claim(self, name: str, more: Manifest) -> Manifest:
-        spec = {
+    def build_claim(self, name: str) -> Manifest:
+        """Return the source claim, or the target claim, which no provisioner fills."""
+        spec: Manifest = {
             "accessModes": ["ReadWriteOnce"],
             "storageClassName": self.storage_class,
             "resources": {"requests": {"storage": self.size}},
-            **more,
         }
+        if name == self.restored:
+            spec["selector"] = {"matchLabels": {RESTORE_SELECTOR_LABEL: name}}
         return kube.PERSISTENT_VOLUME_CLAIMS.build(_meta(name, self.space), spec=spec)
 
-    def _pod(self, name: str, script: str) -> Manifest:
-        """Return a pod for the claim of the same name, which every Pod Security Standard allows."""
+    def build_pod(self, name: str) -> Manifest:
+        """Return the pod that writes random data into the source claim, or reads the target claim: both of its name.
+
+        It ends with the checksum of the data. Every Pod Security Standard allows it.
+        """
         container = {
             "name": "preflight",
             "image": self.image,
             "imagePullPolicy": "IfNotPresent",
-            "command": ["python", "-c", script],
+            "command": ["python", "-c", _READ if name == self.restored else _WRITE],
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
             "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},

@@ -328,18 +328,14 @@ async def _verify(name: str, access: ClusterAccess, form: OutputFormat, **given:
     async with connect(access) as cluster:
         backup, notes = await Backups(cluster.client, cluster.namespace).find_one(name)
         volumes, skipped = choose_volumes(backup, claims)
-        with printer.progress(f"preparing the verification of {name}") as show:
-            tools = Session.of(cluster, printer.note, show)
+        with cli.working(cluster, printer, f"preparing the verification of {name}") as tools:
             verified = await verify_volumes(tools, volumes, request)
     report = VerificationReport(backup=backup.name, volumes=verified, notes=[*notes, *skipped])
-    printer.answer(report, form, lambda: _print_report(printer, report, form), report.notes)
+    headers = _WIDE_HEADERS if form is OutputFormat.WIDE else _HEADERS
+    rows = [_row(one, wide=form is OutputFormat.WIDE) for one in verified]
+    printer.answer(report, form, lambda: printer.table(headers, rows), report.notes)
     if failure := explain_report(report):
         raise VerificationError(f"backup {name}: {failure}")
-
-
-def _print_report(printer: Printer, report: VerificationReport, form: OutputFormat) -> None:
-    wide = form is OutputFormat.WIDE
-    printer.table(_WIDE_HEADERS if wide else _HEADERS, [_row(one, wide=wide) for one in report.volumes])
 
 
 def _row(one: VerifiedVolume, *, wide: bool) -> list[Cell]:

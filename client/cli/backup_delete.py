@@ -1,7 +1,6 @@
 """The command `nodeagent backup delete`: shows what it deletes, asks, and deletes it."""
 
 import sys
-from dataclasses import replace
 from typing import Any, Final
 
 import click
@@ -10,8 +9,8 @@ from client.backups.delete import DeletionPlan, DeletionWish, check_plan, execut
 from client.backups.deletion_jobs import DeletionRecord, hold_deletions
 from client.backups.deletion_report import BackupDeletion, build_deletion, build_report
 from client.backups.retention import DeletionError
+from client.cli import options as cli
 from client.cli.collection_commands import complete_backups
-from client.cli.options import UserCommand, confirm, dry_run_option, output_option, workload_options, yes_option
 from client.cli.output import WARN, OutputFormat, Printer, Styled
 from client.session import Session
 from client.text import format_bytes
@@ -50,16 +49,16 @@ exit codes:
 _HEADERS: Final = ("PVC", "TRANSFER", "LOCATION", "SNAPSHOTS", "SIZE")
 
 
-@click.command("delete", cls=UserCommand, epilog=_EXAMPLES)
+@click.command("delete", cls=cli.UserCommand, epilog=_EXAMPLES)
 @click.argument("name", metavar="[NAME]", required=False, shell_complete=complete_backups)
 @click.option("--expired", is_flag=True, help="all backups that are expired, by the rules of schedules")
 @click.option(
     "--at-most", "most", type=click.IntRange(min=1), metavar="NUMBER", help="with --expired: so many, at once"
 )
-@yes_option
-@dry_run_option
-@output_option
-@workload_options
+@cli.yes_option
+@cli.dry_run_option
+@cli.output_option
+@cli.workload_options
 async def delete(name: str | None, form: OutputFormat, access: ClusterAccess, **given: Any) -> None:
     """Delete a backup: its transfers and its snapshots."""
     ask, dry_run = not given["yes"], given["dry_run"]
@@ -77,8 +76,7 @@ async def delete(name: str | None, form: OutputFormat, access: ClusterAccess, **
 async def _run(wish: DeletionWish, form: OutputFormat, access: ClusterAccess, *, ask: bool, dry_run: bool) -> None:
     printer = Printer()
     async with connect(access) as cluster:
-        with printer.progress(f"checking the snapshots of {wish.shown}") as show:
-            tools = Session.of(cluster, printer.note, show)
+        with cli.working(cluster, printer, f"checking the snapshots of {wish.shown}") as tools:
             plan, found = await check_plan(tools, await plan_deletion(tools, wish))
         if wish.name is not None and plan.check is not None and (refused := plan.check.refused):
             raise DeletionError(f"{wish.shown} cannot be deleted: {next(iter(refused.values()))}")
@@ -95,8 +93,8 @@ async def _run(wish: DeletionWish, form: OutputFormat, access: ClusterAccess, *,
         if ask and not _confirm(wish, deletion):
             printer.note("nothing was deleted")
             return
-        with printer.progress(f"deleting {wish.shown}") as show:
-            deleted = await _execute(replace(tools, on_progress=show), plan)
+        with cli.working(cluster, printer, f"deleting {wish.shown}") as tools:
+            deleted = await _execute(tools, plan)
     done = build_deletion(plan, deleted, done=True)
     if form.for_programs:
         printer.document(done.to_wire(), form)
@@ -155,4 +153,4 @@ def _confirm(wish: DeletionWish, deletion: BackupDeletion) -> bool:
     if wish.name is None:
         count = len(deletion.backups)
         what = f"Delete {count} expired backup{'? It' if count == 1 else 's? They'}"
-    return confirm(f"{what} cannot be restored afterward", "nothing was deleted")
+    return cli.confirm(f"{what} cannot be restored afterward", "nothing was deleted")

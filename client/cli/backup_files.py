@@ -3,8 +3,7 @@
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -14,11 +13,10 @@ import click
 from client.backups.files import CopyResult, FileCopy, FileList, FilesError, copy_files, find_place, list_files
 from client.backups.unpack import check_python
 from client.cli.collection_commands import complete_backups, print_volumes
-from client.cli.options import UserCommand, output_option, timeout_option, workload_options
+from client.cli.options import UserCommand, output_option, timeout_option, working, workload_options
 from client.cli.output import Cell, OutputFormat, Printer
 from client.collections.collection import Backups
 from client.collections.models import Backup
-from client.session import Session
 from client.text import format_bytes
 from core.errors import ConfigError
 from core.snapshot_contract import FileEntry, FileType
@@ -87,7 +85,7 @@ async def ls(
             printer.answer(backup, form, lambda: print_volumes(printer, backup.volumes))
             return
         wanted = find_place(backup, place)
-        with _progress(cluster, printer, f"listing {wanted.shown}") as tools:
+        with working(cluster, printer, f"listing {wanted.shown}") as tools:
             found = await list_files(tools, wanted, limit=limit, after=after or None, timeout=timeout)
     printer.answer(found, form, lambda: _print(printer, found, wide=form is OutputFormat.WIDE), found.notes)
 
@@ -96,13 +94,6 @@ async def _find(cluster: Connection, printer: Printer, name: str) -> Backup:
     backup, notes = await Backups(cluster.client, cluster.namespace).find_one(name)
     printer.notes(notes)
     return backup
-
-
-@contextmanager
-def _progress(cluster: Connection, printer: Printer, text: str) -> Iterator[Session]:
-    """Show what a Job does meanwhile, and yield what it is run with."""
-    with printer.progress(text) as show:
-        yield Session.of(cluster, printer.note, show)
 
 
 def _print(printer: Printer, found: FileList, *, wide: bool) -> None:
@@ -152,7 +143,7 @@ async def copy(
         if device and not place.device:
             # The only file of a volume would pass for its device.
             raise FilesError(f"{place.shown} was backed up as files: the backup has no device of it")
-        with _progress(cluster, printer, f"copying {place.shown}") as tools:
+        with working(cluster, printer, f"copying {place.shown}") as tools:
             copied = FileCopy(
                 tools,
                 cluster.pod_exec,

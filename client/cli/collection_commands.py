@@ -12,8 +12,8 @@ from typing import Any, Final, Generic, TypeVar
 import click
 
 from client.backups.manifests import BackupError
-from client.cli.options import command_for, complete_names
-from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, LiveRow, OutputFormat, Printer, Styled
+from client.cli.options import command_for, completing, working
+from client.cli.output import BAD, GOOD, HEADING, NONE, WARN, Cell, LiveRow, OutputFormat, Printer, Styled
 from client.collections.collection import Backups, Collection, Found, Restores, VolumeProgress
 from client.collections.models import (
     Backup,
@@ -26,8 +26,7 @@ from client.collections.models import (
     Volume,
 )
 from client.restores.sources import StoredList, list_location
-from client.session import Session
-from client.text import format_ago, format_bytes, format_moment, missing
+from client.text import format_bytes, format_distance, format_moment, missing
 from core.clock import SystemClock
 from core.models.base import format_time, parse_time
 from core.models.names import DATA_UPLOAD_REQUESTER, SNAPSHOT_REQUESTERS
@@ -52,7 +51,6 @@ _PHASE_STYLES: Final = {
 }
 _VOLUME_STYLES: Final = {Phase.COMPLETED: GOOD, Phase.FAILED: BAD, Phase.CANCELED: WARN, Phase.CANCELING: WARN}
 
-_NONE: Final = "-"
 _STEP_PERCENT: Final = 10
 """Of progress, that are worth a line where no terminal is."""
 
@@ -62,11 +60,8 @@ def print_groups(printer: Printer, groups: Sequence[Backup | Restore], now: date
     headers: Sequence[str] = _RESTORE_HEADERS
     if isinstance(groups[0], Backup):
         headers = _WIDE_BACKUP_HEADERS if wide else _BACKUP_HEADERS
-    rows = []
-    for one in groups:
-        cells = _cells(one, now)
-        rows.append([cells[header] for header in headers])
-    printer.table(headers, rows)
+    rows = [_cells(one, now) for one in groups]
+    printer.table(headers, [[cells[header] for header in headers] for cells in rows])
 
 
 def _cells(one: Backup | Restore, now: datetime) -> dict[str, Cell]:
@@ -75,24 +70,18 @@ def _cells(one: Backup | Restore, now: datetime) -> dict[str, Cell]:
         "PHASE": Styled(str(one.phase), _PHASE_STYLES.get(one.phase, "")),
         "VOLUMES": one.counted,
         "SIZE": format_bytes(one.total_bytes),
-        "AGE": format_age(now - one.created) if one.created else _NONE,
+        "AGE": format_age(now - one.created) if one.created else NONE,
     }
     if isinstance(one, Backup):
         cells |= {
             "LOCATION": ", ".join(one.locations),
-            "EXPIRES": _expiry(one, now) or ("by schedule" if one.keep else _NONE),
+            "EXPIRES": format_distance(one.expires, now) if one.expires else "by schedule" if one.keep else NONE,
             "ORIGIN": str(one.origin),
             "NAMESPACES": ", ".join(sorted({volume.namespace for volume in one.volumes})),
             "METHODS": ", ".join(sorted({str(volume.method) for volume in one.volumes})),
-            "COMPLETED": format_time(one.completed) if one.completed else _NONE,
+            "COMPLETED": format_time(one.completed) if one.completed else NONE,
         }
     return cells
-
-
-def _expiry(one: Backup, now: datetime) -> str:
-    if one.expires is None:
-        return ""
-    return f"in {format_age(one.expires - now)}" if one.expires > now else format_ago(one.expires, now)
 
 
 def print_group(printer: Printer, one: Backup | Restore, now: datetime) -> None:
@@ -171,15 +160,10 @@ _Group = TypeVar("_Group", bound=Backup | Restore)
 def _completion(
     kind: type[Collection[_Transfer, _Group]],
 ) -> Callable[[click.Context, click.Parameter, str], Sequence[str]]:
-    def complete(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:
-        """Return the names for the shell; none, if the cluster does not answer."""
+    async def read(cluster: Connection) -> list[str]:
+        return [one.name for one in (await kind(cluster.client, cluster.namespace).list_all()).groups]
 
-        async def read(cluster: Connection) -> list[str]:
-            return [one.name for one in (await kind(cluster.client, cluster.namespace).list_all()).groups]
-
-        return complete_names(context, incomplete, read)
-
-    return complete
+    return completing(read)
 
 
 complete_backups: Final = _completion(Backups)
@@ -205,13 +189,13 @@ async def get_groups(
         if not volume_namespace or any(volume.namespace == volume_namespace for volume in one.volumes)
     ]
 
-    def print_page() -> None:
-        if groups:
-            print_groups(printer, groups, SystemClock().now(), wide=form is OutputFormat.WIDE)
-        else:
-            printer.note(f"there is no {kind.word} in namespace {access.namespace}")
-
-    printer.answer(collection.document(Found(groups, found.notes)), form, print_page, found.notes)
+    printer.answer(
+        collection.document(Found(groups, found.notes)),
+        form,
+        lambda: print_groups(printer, groups, SystemClock().now(), wide=form is OutputFormat.WIDE),
+        found.notes,
+        absent="" if groups else f"there is no {kind.word} in namespace {access.namespace}",
+    )
 
 
 async def show_group(
@@ -234,11 +218,7 @@ def print_canceled(
     failures: Sequence[str],
     access: ClusterAccess,
 ) -> None:
-    """Print the volumes whose transfers have got a cancel request.
-
-    Raises:
-        BackupError: `failures` says why others have not.
-    """
+    """Print the volumes whose transfers have got a cancel request; BackupError: `failures` says why others have not."""
     if canceled:
         print_volumes(printer, canceled)
         command = command_for(access, f"nodeagent {word} describe {name}")
@@ -319,8 +299,7 @@ _TIMEOUT: Final = timedelta(minutes=15)
 
 async def read_stored(cluster: Connection, printer: Printer, location: str, namespaces: Sequence[str]) -> StoredList:
     """Return the snapshots of the volumes of these namespaces, or all in the location, and show what the Job does."""
-    with printer.progress(f"listing the snapshots in {location}") as show:
-        tools = Session.of(cluster, printer.note, show)
+    with working(cluster, printer, f"listing the snapshots in {location}") as tools:
         return await list_location(tools, location, volume_namespaces=namespaces, timeout=_TIMEOUT)
 
 
@@ -338,13 +317,13 @@ async def get_stored(
     if names:
         found = _of_names(found, names)
 
-    def print_page() -> None:
-        if found.snapshots:
-            _print(printer, found, SystemClock().now(), wide=form is OutputFormat.WIDE)
-        else:
-            printer.note(f"there is no snapshot in BackupStorageLocation {location}")
-
-    printer.answer(found, form, print_page, found.notes)
+    printer.answer(
+        found,
+        form,
+        lambda: _print(printer, found, SystemClock().now(), wide=form is OutputFormat.WIDE),
+        found.notes,
+        absent="" if found.snapshots else f"there is no snapshot in BackupStorageLocation {location}",
+    )
 
 
 def _of_names(found: StoredList, names: Sequence[str]) -> StoredList:
@@ -369,12 +348,12 @@ def _print(printer: Printer, found: StoredList, now: datetime, *, wide: bool = F
 def _row(one: StoredSnapshot, now: datetime) -> list[Cell]:
     claim = one.claim
     return [
-        one.backup or (f"Velero's {one.backup_uid}" if one.backup_uid else _NONE),
-        f"{claim.namespace}/{claim.name}" if claim else _NONE,
-        (claim and claim.storage_class) or _NONE,
-        (claim and claim.size) or _NONE,
+        one.backup or (f"Velero's {one.backup_uid}" if one.backup_uid else NONE),
+        f"{claim.namespace}/{claim.name}" if claim else NONE,
+        (claim and claim.storage_class) or NONE,
+        (claim and claim.size) or NONE,
         format_bytes(one.bytes),
-        format_age(now - parse_time(one.start)) if one.start else _NONE,
+        format_age(now - parse_time(one.start)) if one.start else NONE,
         one.id,
     ]
 
@@ -383,10 +362,10 @@ def _wide_cells(one: StoredSnapshot) -> list[Cell]:
     claim = one.claim if one.described else None
     method = "csi-snapshot" if one.requester == DATA_UPLOAD_REQUESTER else "fs-backup"
     return [
-        claim.volume_mode if claim else _NONE,
-        ", ".join(claim.access_modes) if claim and claim.access_modes else _NONE,
-        method if one.requester in SNAPSHOT_REQUESTERS else one.requester or _NONE,
-        one.start or _NONE,
-        one.cluster or _NONE,
+        claim.volume_mode if claim else NONE,
+        ", ".join(claim.access_modes) if claim and claim.access_modes else NONE,
+        method if one.requester in SNAPSHOT_REQUESTERS else one.requester or NONE,
+        one.start or NONE,
+        one.cluster or NONE,
         one.source or "",
     ]

@@ -26,6 +26,7 @@ from client.install.options import (
     InstallOptions,
     LocationOptions,
     ProxyOptions,
+    place_of,
 )
 from client.install.run import run_install
 from client.install.uninstall import RemovalPlan, plan_removal, refuse_interruption, remove
@@ -81,7 +82,7 @@ async def uninstall(access: ClusterAccess, *, yes: bool, force: bool, wait: bool
 
 
 def _show(printer: Printer, plan: RemovalPlan) -> None:
-    for title, names in (("Removed:", plan.removed_names), ("Kept:", plan.kept)):
+    for title, names in (("Removed:", map(place_of, plan.removed)), ("Kept:", plan.kept)):
         printer.line(Styled(title, HEADING))
         for name in names:
             printer.line(f"  {name}")

@@ -10,21 +10,13 @@ from typing import Any, Final, NamedTuple
 import click
 
 from client.cli import options as cli
-from client.install.options import (
-    FLAGS_OF_INSTALL,
-    OWN_LOCATION_KEYS,
-    TRUTH_KEYS,
-    TRUTH_VALUES,
-    TYPOGRAPHIC_QUOTES,
-    AgentOptions,
-)
+from client.install import options
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS, PART_OF_LABELS
 from core.models.storage import parse_endpoint
 from core.models.units import parse_positive_duration
-from nodeagent.config.parse import document_in, parse_config
-from nodeagent.config.schema import load_json
+from nodeagent.config.parse import document_in, parse_config, parse_object
 from nodeagent.runtime.settings import parse_serve
 
 _ARGUMENT: Final = re.compile("--[a-z-]+=")
@@ -43,19 +35,18 @@ def _read_configuration(path: str) -> JsonDict | None:
         raise ValueError(f"{path}: {e}") from e
     if errors:
         raise ValueError(f"{path}: {'; '.join(map(str, errors))} (see nodeagent check-config)")
-    document = load_json(text)
-    return document if isinstance(document, dict) else {}
+    return parse_object(text, path)
 
 
 def _parse_location_config(text: str) -> dict[str, str]:
     config = cli.parse_pairs(text)
     for key, value in config.items():
         pair = f"{key}={value}"
-        if re.search(TYPOGRAPHIC_QUOTES, pair) or (key.strip(), value.strip()) != (key, value):
+        if re.search(options.TYPOGRAPHIC_QUOTES, pair) or (key.strip(), value.strip()) != (key, value):
             raise cli.not_allowed(pair, "no typographic quotes, and no blanks around key or value")
-        if key in OWN_LOCATION_KEYS:
+        if key in options.OWN_LOCATION_KEYS:
             raise cli.not_allowed(pair, f"--{key}, since this key is ignored")
-        if key in TRUTH_KEYS and value not in TRUTH_VALUES:
+        if key in options.TRUTH_KEYS and value not in options.TRUTH_VALUES:
             raise cli.not_allowed(pair, "true or false")
     if config.get("s3Url"):
         try:
@@ -67,7 +58,7 @@ def _parse_location_config(text: str) -> dict[str, str]:
 
 def _parse_directory(text: str) -> str:
     if not text.strip("/") or not text.startswith("/") or ".." in text.split("/"):
-        raise cli.not_allowed(text, f"an absolute path such as {AgentOptions.kubelet_root}")
+        raise cli.not_allowed(text, f"an absolute path such as {options.AgentOptions.kubelet_root}")
     return text
 
 
@@ -88,7 +79,7 @@ def _parse_argument(argument: str) -> str:
     expected = "a flag of nodeagent serve and its value, such as --log-level=debug"
     if not _ARGUMENT.match(argument):
         raise cli.not_allowed(argument, expected)
-    if argument.partition("=")[0] in FLAGS_OF_INSTALL:
+    if argument.partition("=")[0] in options.FLAGS_OF_INSTALL:
         raise cli.not_allowed(argument, "a flag that install does not set")
     try:
         parse_serve([argument])
@@ -190,7 +181,7 @@ GROUPS: Final[Mapping[str, tuple[_Flag, ...]]] = {
             "--kubelet-root-dir",
             "DIRECTORY",
             "directory of kubelets on their nodes (default: /var/lib/kubelet)",
-            default=AgentOptions.kubelet_root,
+            default=options.AgentOptions.kubelet_root,
         ),
         _Flag("--privileged-node-agent", "", "run the agents as root in privileged containers"),
         _Flag("--http-proxy", "URL", "HTTP_PROXY of agents and data movers"),

@@ -21,13 +21,15 @@ from typing import Any, Final, NamedTuple, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from client.cli.output import OutputFormat
+from client.cli.output import OutputFormat, Printer
+from client.install.options import TRUTH_VALUES
+from client.session import Session
 from core.errors import AgentError, ConfigError
 from core.kube.client import Selection
 from core.kube.resources import Resource
 from core.kube.types import PodToleration
 from core.models.names import OBJECT_NAME, SUBDOMAIN
-from core.models.units import parse_positive_duration, parse_quantity
+from core.models.units import parse_boolean, parse_positive_duration, parse_quantity
 from core.text import format_age, guess
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE, KUBECONFIG_HELP, KUBECONTEXT_HELP
@@ -156,11 +158,6 @@ def _add_access(function: _Function, flags: tuple[str, ...]) -> _Function:
     )(run)
 
 
-def access_of(context: click.Context) -> ClusterAccess:
-    """Return which cluster and namespace the words before the one that is being completed name."""
-    return _access(context.params)
-
-
 def _access(given: Mapping[str, str | None]) -> ClusterAccess:
     kubeconfig, kubecontext, namespace = (given.get(key) or None for key in _ACCESS)
     return ClusterAccess(kubeconfig, kubecontext, namespace or DEFAULT_NAMESPACE)
@@ -172,7 +169,8 @@ def complete_names(
     """Return the names that `read` finds and that begin so, for the shell; none, if the cluster does not answer."""
 
     async def find() -> list[str]:
-        async with connect(access_of(context)) as cluster:
+        # As the words before the one that is being completed say.
+        async with connect(_access(context.params)) as cluster:
             return list(await read(cluster))
 
     try:
@@ -181,10 +179,24 @@ def complete_names(
         return []
 
 
+def completing(
+    read: Callable[[Connection], Awaitable[Iterable[str]]],
+) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Return what completes a word to one of the names that `read` finds; see `complete_names`."""
+    return lambda context, _, begun: complete_names(context, begun, read)
+
+
 async def list_names(cluster: Connection, resource: Resource) -> list[str]:
     """Return the names of the objects of this kind in the namespace of the agents."""
     found = await cluster.client.list(Selection(resource, cluster.namespace))
     return [raw["metadata"]["name"] for raw in found]
+
+
+@contextmanager
+def working(cluster: Connection, printer: Printer, text: str) -> Iterator[Session]:
+    """Show `text`, and then what is being done, while the context lasts; yield what a command works with."""
+    with printer.progress(text) as show:
+        yield Session.of(cluster, printer.note, show)
 
 
 def command_for(access: ClusterAccess, command: str) -> str:
@@ -221,11 +233,6 @@ def timeout_option(default: timedelta, what: str) -> Callable[[_Function], _Func
 
 
 _T = TypeVar("_T")
-
-_SWITCHES: Final = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | dict.fromkeys(
-    ("0", "f", "F", "FALSE", "false", "False"), False
-)
-"""Source: Go, strconv.ParseBool."""
 
 _LABEL: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _LABEL_KEY: Final = rf"(?:{SUBDOMAIN}/)?{_LABEL}"
@@ -300,10 +307,25 @@ def one_of(*allowed: str) -> FlagType[str]:
     return FlagType(parse)
 
 
+def size_type(expected: str, least_bytes: int = 1) -> FlagType[str]:
+    """Return the type of a flag with a quantity of so many bytes at least; empty is as if the flag was not given."""
+
+    def parse(text: str) -> str:
+        try:
+            is_valid = not text or parse_quantity(text) >= least_bytes
+        except ValueError:
+            is_valid = False
+        if not is_valid:
+            raise not_allowed(text, expected)
+        return text
+
+    return FlagType(parse)
+
+
 def _parse_switch(text: str) -> bool:
-    if text not in _SWITCHES:
+    if text not in TRUTH_VALUES:
         raise not_allowed(text, "true or false")
-    return _SWITCHES[text]
+    return parse_boolean(text)
 
 
 def _parse_names(text: str) -> tuple[str, ...]:

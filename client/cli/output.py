@@ -33,6 +33,9 @@ WARN: Final = "yellow"
 BAD: Final = "red"
 HEADING: Final = "bold"
 
+NONE: Final = "-"
+"""A cell without a value."""
+
 _UNLIMITED: Final = 100_000
 """Columns of what is no terminal: nothing is wrapped, so that programs find a row in one line."""
 
@@ -82,13 +85,25 @@ class Printer:
         self._status: Status | None = None
 
     def answer(
-        self, answer: WireModel, form: OutputFormat, print_page: Callable[[], None], notes: Iterable[str] = ()
+        self,
+        answer: WireModel,
+        form: OutputFormat,
+        print_page: Callable[[], None],
+        notes: Iterable[str] = (),
+        *,
+        absent: str = "",
     ) -> None:
-        """Print the answer as a document for programs; for people as a page, with notes about it."""
+        """Print the answer as a document for programs; for people as a page, with notes about it.
+
+        `absent` is the note in place of the page if there is nothing to show.
+        """
         if form.for_programs:
             self.document(answer.to_wire(), form)
             return
-        print_page()
+        if absent:
+            self.note(absent)
+        else:
+            print_page()
         self.notes(notes)
 
     def document(self, document: JsonDict, form: OutputFormat) -> None:

@@ -5,14 +5,12 @@ from typing import Final
 
 import click
 
-from client.cli.options import UserCommand, cluster_options, output_option, timeout_option
+from client.cli.options import UserCommand, cluster_options, output_option, size_type, timeout_option, working
 from client.cli.output import BAD, GOOD, OutputFormat, Printer, Styled
-from client.session import Session
 from client.volume_check import CheckStep, VolumeCheckError, check_volume
 from client.volume_check_plan import CheckChoice, plan_check
-from core.errors import AgentError, ConfigError
+from core.errors import AgentError
 from core.kube.client import KubeClient
-from core.models.units import parse_quantity
 from nodeagent.runtime.connection import ClusterAccess, connect
 from nodeagent.runtime.preflight import judge_definitions, read_definitions
 
@@ -37,6 +35,9 @@ exit codes:
 """
 
 
+_SIZE: Final = size_type("a quantity such as 64Mi or 1Gi, at least 2Mi", 1 << 21)
+
+
 @click.command("preflight", cls=UserCommand, epilog=_EXAMPLES)
 @click.option("--storage-class", metavar="NAME", default="", help="class of the volume (default: the cluster's)")
 @click.option(
@@ -44,7 +45,7 @@ exit codes:
 )
 @click.option("--namespace-for-test", metavar="NAME", default="", help="existing namespace (default: one of its own)")
 @click.option("--storage-location", metavar="NAME", default="default", help="BackupStorageLocation (default: default)")
-@click.option("--size", metavar="QUANTITY", default="64Mi", help="size of the claim (default: 64Mi)")
+@click.option("--size", type=_SIZE, metavar="QUANTITY", default="", help="size of the claim (default: 64Mi)")
 @timeout_option(timedelta(minutes=10), "all steps may take")
 @output_option
 @cluster_options
@@ -55,19 +56,16 @@ async def preflight(access: ClusterAccess, form: OutputFormat, timeout: timedelt
         snapshot_class=chosen["volume_snapshot_class"] or None,
         space=chosen["namespace_for_test"] or None,
         location=chosen["storage_location"],
-        size=_check_size(chosen["size"]),
+        size=chosen["size"] or CheckChoice.size,
     )
     printer = Printer()
     async with connect(access) as cluster:
-        with printer.progress("checking agents, location and classes") as show:
+        with working(cluster, printer, "checking agents, location and classes") as tools:
             plan = await plan_check(cluster.client, cluster.namespace, choice)
             if dropped := await _describe_dropped(cluster.client):
                 printer.note(dropped)
             report = await check_volume(
-                Session.of(cluster, printer.note, show),
-                plan,
-                timeout,
-                lambda step: None if form.for_programs else _print_step(printer, step),
+                tools, plan, timeout, lambda step: None if form.for_programs else _print_step(printer, step)
             )
     if form.for_programs:
         printer.document(report.to_wire(), form)
@@ -77,16 +75,6 @@ async def preflight(access: ClusterAccess, form: OutputFormat, timeout: timedelt
     if report.error:
         failed = next(step.name for step in report.steps if step.error)
         raise VolumeCheckError(f"preflight failed at {failed}: {report.error}")
-
-
-def _check_size(size: str) -> str:
-    try:
-        is_valid = parse_quantity(size) >= 1 << 21
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        raise ConfigError(f'--size: "{size}" is not allowed: expected a quantity such as 64Mi or 1Gi, at least 2Mi')
-    return size
 
 
 async def _describe_dropped(client: KubeClient) -> str | None:

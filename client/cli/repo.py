@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from client.cli import options as cli
-from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
+from client.cli.output import BAD, GOOD, HEADING, NONE, WARN, Cell, OutputFormat, Printer, Styled
 from client.mover_jobs import read_location
 from client.repositories import RepositoryReader, SnapshotList, read_repository, report_snapshots
 from client.repository_view import (
@@ -19,7 +19,6 @@ from client.repository_view import (
     RunningJobState,
     build_connect_lines,
 )
-from client.session import Session
 from client.text import format_ago, format_bytes, format_moment
 from core.clock import SystemClock
 from core.kube.resources import BACKUP_REPOSITORIES
@@ -30,19 +29,6 @@ from core.snapshot_contract import SnapshotVerdict
 from core.text import format_age
 from nodeagent.maintenance.rules import Hold
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
-
-_HEADERS: Final = (
-    "NAME",
-    "VOLUME NAMESPACE",
-    "LOCATION",
-    "PHASE",
-    "MAINTAINED",
-    "NEXT MAINTENANCE",
-    "CONTENTS",
-    "INDEX BLOBS",
-    "AGE",
-)
-_WIDE_HEADERS: Final = (*_HEADERS, "FREQUENCY", "REPOSITORY ID", "MESSAGE")
 
 _PHASES: Final[Mapping[str, str]] = {
     RepositoryPhase.READY: GOOD,
@@ -66,28 +52,30 @@ _WORDS: Final[Mapping[str, str]] = {
 
 _ON_SCHEDULE: Final = frozenset({Hold.NOT_DUE, Hold.IDLE})
 
-_NONE: Final = "-"
-
 
 def print_list(printer: Printer, found: RepositoryList, now: datetime, *, wide: bool = False) -> None:
-    """Print a row for each repository."""
-    rows = [_row(one, now, wide=wide) for one in found.repositories]
-    printer.table(_WIDE_HEADERS if wide else _HEADERS, rows)
+    """Print a row for each repository; there is at least one."""
+    rows = [_cells(one, now, wide=wide) for one in found.repositories]
+    printer.table([*rows[0]], [[*row.values()] for row in rows])
 
 
-def _row(one: RepositorySummary, now: datetime, *, wide: bool) -> list[Cell]:
-    cells: list[Cell] = [
-        one.name,
-        one.volume_namespace,
-        one.location,
-        _phase(one),
-        format_ago(one.last_maintenance, now) if one.last_maintenance else "never",
-        _next_cell(one.next, now),
-        _NONE if one.contents is None else str(one.contents),
-        _NONE if one.index_blobs is None else str(one.index_blobs),
-        format_age(now - one.created) if one.created is not None else _NONE,
-    ]
-    return [*cells, one.maintenance_frequency, one.repository_id or _NONE, one.message] if wide else cells
+def _cells(one: RepositorySummary, now: datetime, *, wide: bool) -> dict[str, Cell]:
+    """Return the cells of a row by their headers."""
+    cells: dict[str, Cell] = {
+        "NAME": one.name,
+        "VOLUME NAMESPACE": one.volume_namespace,
+        "LOCATION": one.location,
+        "PHASE": _phase(one),
+        "MAINTAINED": format_ago(one.last_maintenance, now) if one.last_maintenance else "never",
+        "NEXT MAINTENANCE": _next_cell(one.next, now),
+        "CONTENTS": NONE if one.contents is None else str(one.contents),
+        "INDEX BLOBS": NONE if one.index_blobs is None else str(one.index_blobs),
+        "AGE": format_age(now - one.created) if one.created is not None else NONE,
+    }
+    if wide:
+        cells |= {"FREQUENCY": one.maintenance_frequency, "REPOSITORY ID": one.repository_id or NONE}
+        cells["MESSAGE"] = one.message
+    return cells
 
 
 def _phase(one: RepositorySummary) -> Cell:
@@ -154,16 +142,16 @@ def print_report(printer: Printer, found: SnapshotList, *, wide: bool = False) -
         [
             Styled(str(one.verdict), WARN if one.verdict is SnapshotVerdict.UNREFERENCED else ""),
             one.id,
-            one.start or _NONE,
+            one.start or NONE,
             format_bytes(one.bytes),
-            one.source or _NONE,
+            one.source or NONE,
             one.reason,
         ]
         for one in found.snapshots
     ]
     if wide:
         headers.append("COMMAND")
-        rows = [[*row, one.command or _NONE] for row, one in zip(rows, found.snapshots, strict=True)]
+        rows = [[*row, one.command or NONE] for row, one in zip(rows, found.snapshots, strict=True)]
     if rows:
         printer.table(headers, rows)
     totals = found.totals
@@ -275,10 +263,10 @@ def _running(job: RunningJobState, now: datetime) -> str:
 
 def _history_row(entry: MaintenanceEntry, now: datetime) -> list[Cell]:
     failed = entry.result is MaintenanceOutcome.FAILED
-    took = _NONE
+    took = NONE
     if entry.start_timestamp is not None and entry.complete_timestamp is not None:
         took = format_age(entry.complete_timestamp - entry.start_timestamp)
-    result = str(entry.result or _NONE)
+    result = str(entry.result or NONE)
     return [
         Styled(result, BAD) if failed else result,
         format_moment(entry.start_timestamp, now),
@@ -353,9 +341,7 @@ def repo() -> None:
     """Show backup repositories and their maintenance."""
 
 
-def _complete_names(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:
-    """Return the names of repositories for the shell; none, if the cluster does not answer."""
-    return cli.complete_names(context, incomplete, lambda cluster: cli.list_names(cluster, BACKUP_REPOSITORIES))
+_complete_names: Final = cli.completing(lambda cluster: cli.list_names(cluster, BACKUP_REPOSITORIES))
 
 
 @repo.command("get", epilog=_GET_EXAMPLES)
@@ -367,14 +353,13 @@ async def _get(names: Sequence[str], form: OutputFormat, access: ClusterAccess) 
     clock, printer = SystemClock(), Printer()
     async with connect(access) as cluster:
         found = await _reader(cluster, clock).summarize(names)
-
-    def print_page() -> None:
-        if found.repositories:
-            print_list(printer, found, clock.now(), wide=form is OutputFormat.WIDE)
-        else:
-            printer.note(f"there is no BackupRepository in namespace {cluster.namespace}")
-
-    printer.answer(found, form, print_page, found.notes)
+    printer.answer(
+        found,
+        form,
+        lambda: print_list(printer, found, clock.now(), wide=form is OutputFormat.WIDE),
+        found.notes,
+        absent="" if found.repositories else f"there is no BackupRepository in namespace {cluster.namespace}",
+    )
 
 
 @repo.command("describe", epilog=_DESCRIBE_EXAMPLES)
@@ -417,7 +402,6 @@ async def _report(name: str, timeout: timedelta, form: OutputFormat, access: Clu
     """List kopia snapshots of one backup repository that no backup refers to."""
     printer = Printer()
     async with connect(access) as cluster:
-        with printer.progress(f"preparing the report of {name}") as show:
-            tools = Session.of(cluster, printer.note, show)
+        with cli.working(cluster, printer, f"preparing the report of {name}") as tools:
             found = await report_snapshots(tools, name, timeout=timeout)
     printer.answer(found, form, lambda: print_report(printer, found, wide=form is OutputFormat.WIDE), found.notes)

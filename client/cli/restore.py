@@ -14,13 +14,7 @@ from client.cli import collection_commands as groups
 from client.cli import options as cli
 from client.cli.output import OutputFormat, Printer
 from client.cli.restore_in_place import InPlaceWish, confirm_and_start, in_place_options, parse_in_place
-from client.collections.collection import (
-    Backups,
-    Restores,
-    WaitingPod,
-    cancel_restore,
-    delete_waiting_pods,
-)
+from client.collections.collection import Backups, Restores, WaitingPod, cancel_restore, delete_waiting_pods
 from client.collections.models import Restore, RestoreTransfer, explain_end
 from client.installation import explain_velero_server, read_ready_image
 from client.restores.create import check_restore, plan_restore, start_restore
@@ -37,7 +31,6 @@ from client.session import Session
 from core.clock import SystemClock
 from core.errors import AgentError, ConfigError
 from core.models.names import OBJECT_NAME
-from core.models.units import parse_quantity
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 _EXAMPLES: Final = """\
@@ -82,6 +75,8 @@ _DIRECT: Final = "data-download"
 _BY_POD: Final = "restore-wait"
 """Values of `--method`."""
 
+_SIZE: Final = cli.size_type("such as 10Gi")
+
 
 @dataclass(frozen=True)
 class _Wish:
@@ -114,7 +109,7 @@ class _Wish:
     default=_DIRECT,
     help="restore-wait: into the volume of a pod that waits for the data, for late binding (default: data-download)",
 )
-@click.option("--size", metavar="QUANTITY", default="", help="size of a PVC, if the backup does not say it")
+@click.option("--size", type=_SIZE, metavar="QUANTITY", default="", help="size of a PVC, if the backup does not say it")
 @click.option("--storage-class", metavar="NAME", default="", help="class of such a PVC (default: the cluster's)")
 @in_place_options
 @click.option("--wait", "-w", is_flag=True, help="wait until every volume has ended, and show the progress")
@@ -129,7 +124,7 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
         namespace=access.namespace,
         namespaces=_parse_mappings("--namespace-mappings", given["namespace_mappings"]),
         classes=_parse_mappings("--storage-class-mappings", given["storage_class_mappings"]),
-        size=_parse_size(given["size"]),
+        size=given["size"] or None,
         storage_class=given["storage_class"] or None,
         in_place=in_place.how if in_place else None,
     )
@@ -185,16 +180,6 @@ def _parse_mappings(flag: str, text: str) -> dict[str, str]:
             raise ConfigError(f"{flag}: {old} is given twice")
         pairs[old] = new
     return pairs
-
-
-def _parse_size(text: str) -> str | None:
-    try:
-        usable = not text or parse_quantity(text) > 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ConfigError(f'--size: "{text}" is not allowed: expected such as 10Gi')
-    return text or None
 
 
 async def _create(creation: groups.Creation[RestoreTransfer, Restore], wish: _Wish) -> None:
@@ -342,7 +327,6 @@ async def _cancel(name: str, access: ClusterAccess) -> None:
     """Cancel a restore: end its transfers that have not ended."""
     printer = Printer()
     async with connect(access) as cluster:
-        tools = Session.of(cluster, printer.note)
-        with printer.progress(f"canceling {name}"):
+        with cli.working(cluster, printer, f"canceling {name}") as tools:
             canceled, failures = await cancel_restore(tools, name)
     groups.print_canceled(printer, "restore", name, canceled=canceled, failures=failures, access=access)

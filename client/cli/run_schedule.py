@@ -37,9 +37,7 @@ def build_tools(
 ) -> ScheduleTools:
     """Return what a run works with in this cluster; `say` gets each line of it, and notes if `on_note` does not."""
     session = replace(Session.of(cluster, on_note or say, say), in_pod=bool(job))
-    return ScheduleTools(
-        session, _Changes(say).show, say, on_report=lambda report: explain_report(report, say), job=job
-    )
+    return ScheduleTools(session, _say_changes(say), say, on_report=lambda report: explain_report(report, say), job=job)
 
 
 def explain_report(report: RetentionReport, say: Callable[[str], None]) -> None:
@@ -56,15 +54,14 @@ def explain_report(report: RetentionReport, say: Callable[[str], None]) -> None:
         say(f"{report.waiting} expired copies wait for later runs{through}{why}")
 
 
-class _Changes:
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._phases: dict[str, str] = {}
+def _say_changes(say: Callable[[str], None]) -> Callable[[list[VolumeProgress]], None]:
+    phases: dict[str, str] = {}
 
-    def show(self, volumes: list[VolumeProgress]) -> None:
-        for one in volumes:
-            volume = one.volume
+    def show(volumes: list[VolumeProgress]) -> None:
+        for volume in (one.volume for one in volumes):
             name = f"{volume.namespace}/{volume.claim}"
-            if self._phases.get(name) != volume.phase:
-                self._phases[name] = volume.phase
-                self._say(f"{name}: {volume.phase}")
+            if phases.get(name) != volume.phase:
+                phases[name] = volume.phase
+                say(f"{name}: {volume.phase}")
+
+    return show

@@ -12,7 +12,7 @@ from client.cli import options as cli
 from client.cli.backup import backup_options
 from client.cli.backup_delete import print_deletion
 from client.cli.collection_commands import VOLUMES_ONLY
-from client.cli.output import GOOD, WARN, Cell, OutputFormat, Printer, Styled
+from client.cli.output import GOOD, NONE, WARN, Cell, OutputFormat, Printer, Styled
 from client.cli.run_schedule import build_tools
 from client.install.apply import ApplyResult
 from client.schedules import store
@@ -115,7 +115,6 @@ Backups stay; another schedule with --ttl deletes those that are expired.
 _HEADERS: Final = ("NAME", "SCHEDULE", "TTL", "KEEP", "LAST RUN", "LAST SUCCESS", "NEXT RUN", "RUNNING")
 _WIDE_HEADERS: Final = (*_HEADERS, "PVCS", "METHOD", "LOCATION", "AGE")
 _RETENTION_HEADERS: Final = ("PVC", "BACKUP", "LOCATION", "CREATED", "NEXT RUN", "WHY")
-_NONE: Final = "-"
 
 
 @click.group("schedule", cls=cli.UserGroup, epilog=_EXAMPLES, no_args_is_help=False)
@@ -123,17 +122,13 @@ def schedule() -> None:
     """Back up volumes regularly, and delete expired backups."""
 
 
-def _complete(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:
-    """Return the names of schedules for the shell; none, if the cluster does not answer."""
-
-    async def read(cluster: Connection) -> list[str]:
-        return [one.name for one in (await _find(cluster, ())).schedules]
-
-    return cli.complete_names(context, incomplete, read)
-
-
 async def _find(cluster: Connection, names: Sequence[str]) -> store.ScheduleList:
     return await store.find_schedules(cluster.client, cluster.namespace, names, cluster.time.now())
+
+
+@cli.completing
+async def _complete(cluster: Connection) -> list[str]:
+    return [one.name for one in (await _find(cluster, ())).schedules]
 
 
 _keep_options: Final = cli.add_options(
@@ -190,21 +185,21 @@ async def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess
         found = await _find(cluster, names)
         now = cluster.time.now()
 
-    def print_page() -> None:
-        wide = form is OutputFormat.WIDE
-        if found.schedules:
-            rows = [_row(one, now, wide=wide) for one in found.schedules]
-            printer.table(_WIDE_HEADERS if wide else _HEADERS, rows)
-        else:
-            printer.note(f"there is no schedule in namespace {access.namespace}")
-
-    old = [one.name for one in found.schedules if one.old_rules]
+    wide = form is OutputFormat.WIDE
+    rows = [_row(one, now, wide=wide) for one in found.schedules]
     renewals = [
-        f"schedule {name} deletes by older rules of retention: run "
-        + cli.command_for(access, f"nodeagent schedule renew {name}")
-        for name in old
+        f"schedule {one.name} deletes by older rules of retention: run "
+        + cli.command_for(access, f"nodeagent schedule renew {one.name}")
+        for one in found.schedules
+        if one.old_rules
     ]
-    printer.answer(found, form, print_page, [*found.notes, *renewals])
+    printer.answer(
+        found,
+        form,
+        lambda: printer.table(_WIDE_HEADERS if wide else _HEADERS, rows),
+        [*found.notes, *renewals],
+        absent="" if rows else f"there is no schedule in namespace {access.namespace}",
+    )
 
 
 def _row(one: store.Schedule, now: datetime, *, wide: bool) -> list[Cell]:
@@ -213,18 +208,18 @@ def _row(one: store.Schedule, now: datetime, *, wide: bool) -> list[Cell]:
     cells: list[Cell] = [
         one.name,
         " ".join(filter(None, (one.schedule, one.time_zone))),
-        one.ttl or _NONE,
-        ", ".join(f"{rule} {count}" for rule, count in one.keep.items()) or _NONE,
+        one.ttl or NONE,
+        ", ".join(f"{rule} {count}" for rule, count in one.keep.items()) or NONE,
         format_ago(one.last_run, now),
         Styled(format_ago(one.last_success, now), WARN if late else GOOD if one.last_success else ""),
         f"in {format_age(one.next_run - now)}"
         if one.next_run
         else Styled("suspended", WARN)
         if one.suspended
-        else _NONE,
+        else NONE,
         str(one.running),
     ]
-    return [*cells, one.claims, one.method, one.location or _NONE, format_ago(one.created, now)] if wide else cells
+    return [*cells, one.claims, one.method, one.location or NONE, format_ago(one.created, now)] if wide else cells
 
 
 @schedule.command("run", epilog=_RUN_EXAMPLES)
@@ -278,7 +273,7 @@ def _print_retention(printer: Printer, found: RetentionExplanation) -> None:
             f"{one.namespace}/{one.claim}",
             one.backup,
             one.location,
-            one.created.astimezone(zone).isoformat(" ", "minutes") if one.created is not None else _NONE,
+            one.created.astimezone(zone).isoformat(" ", "minutes") if one.created is not None else NONE,
             Styled("stays", GOOD) if one.stays else Styled("goes", WARN),
             "; ".join(one.reasons),
         ]

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from client.cli.options import DURATION, UserCommand, cluster_options, output_option
-from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
+from client.cli.output import BAD, GOOD, HEADING, NONE, WARN, Cell, OutputFormat, Printer, Styled
 from client.status.follow import ProgressRates, StatusFollower
 from client.status.health import Health, is_managed
 from client.status.read import StatusReader
@@ -38,7 +38,6 @@ _ROWS: Final = 15
 _MESSAGE: Final = 90
 """Characters of a message in a row; a wide answer has all of it."""
 
-_NONE: Final = "-"
 _UNKNOWN: Final = Styled("unknown", WARN)
 _INDENT: Final = 2
 _IN_ORDER: Final = frozenset({CoverageState.PROTECTED, CoverageState.LEFT_OUT})
@@ -102,7 +101,7 @@ def print_status(printer: Printer, view: StatusView, *, wide: bool = False) -> N
 
 def _print_leader(printer: Printer, view: StatusView) -> None:
     config, leader = view.configuration, view.leader
-    quota = _NONE if view.queue_length is None else str(view.queue_length)
+    quota = NONE if view.queue_length is None else str(view.queue_length)
     source = ", computed here" if view.positions_computed else ""
     state = _config_state(view)
     facts: list[tuple[str, Cell]] = [
@@ -144,22 +143,22 @@ def _active_row(section: _Section, row: ActiveRow) -> list[Cell]:
     return [
         _shown(row.kind, row.name),
         Styled(f"{phase}, canceling", WARN) if row.canceling else phase,
-        row.node or _NONE,
+        row.node or NONE,
         f"{row.volume_namespace}/{row.volume}",
-        moved if row.began is not None or row.bytes_done else _NONE,
-        f"{format_bytes(int(row.bytes_per_second))}/s" if row.bytes_per_second is not None else _NONE,
-        format_age(timedelta(seconds=min(row.eta_seconds, MOST_SECONDS))) if row.eta_seconds is not None else _NONE,
-        section.message(waiting) or _NONE,
+        moved if row.began is not None or row.bytes_done else NONE,
+        f"{format_bytes(int(row.bytes_per_second))}/s" if row.bytes_per_second is not None else NONE,
+        format_age(timedelta(seconds=min(row.eta_seconds, MOST_SECONDS))) if row.eta_seconds is not None else NONE,
+        section.message(waiting) or NONE,
     ]
 
 
 def _pending_row(section: _Section, row: PendingRow, now: datetime) -> list[Cell]:
-    reason = row.reason or ("Queued" if row.position else _NONE)
+    reason = row.reason or ("Queued" if row.position else NONE)
     return [
-        str(row.position or _NONE),
+        str(row.position or NONE),
         _shown(row.kind, row.name),
         f"{row.volume_namespace}/{row.volume}",
-        format_ago(datetime.fromisoformat(row.created), now).removesuffix(" ago") if row.created else _NONE,
+        format_ago(datetime.fromisoformat(row.created), now).removesuffix(" ago") if row.created else NONE,
         Styled(f"{reason}, canceling", WARN) if row.canceling else reason,
         section.message(row.message),
     ]
@@ -170,7 +169,7 @@ def _node_row(row: NodeRow, view: StatusView) -> list[Cell]:
     config = row.config or "unknown"
     state = "ready, leader" if row.leader and row.ready else "ready" if row.ready else "not ready"
     return [
-        row.node or _NONE,
+        row.node or NONE,
         Styled(state, GOOD if row.ready else BAD),
         f"{row.running}/{'?' if row.slots is None else row.slots}",
         str(row.preparing),
@@ -279,12 +278,6 @@ class _Options:
     def wide(self) -> bool:
         return self.form is OutputFormat.WIDE
 
-    def check(self) -> None:
-        if self.watch and self.form.for_programs:
-            raise ConfigError("--watch shows a page for people, so -o is table or wide (see nodeagent status --help)")
-        if self.timeout is not None and not self.wait_idle:
-            raise ConfigError("--timeout needs --wait-idle (see nodeagent status --help)")
-
 
 @click.command("status", cls=UserCommand, epilog=_EXAMPLES)
 @click.option("--watch", "-w", is_flag=True, help="stay, and show each change, at most once a second")
@@ -296,18 +289,21 @@ async def status(
     access: ClusterAccess, form: OutputFormat, *, watch: bool, wait_idle: bool, timeout: timedelta | None
 ) -> None:
     """Show the health of the agents and what they do: queue, transfers, nodes, repositories."""
+    if watch and form.for_programs:
+        raise ConfigError("--watch shows a page for people, so -o is table or wide (see nodeagent status --help)")
+    if timeout is not None and not wait_idle:
+        raise ConfigError("--timeout needs --wait-idle (see nodeagent status --help)")
     options = _Options(form, watch, wait_idle, timeout)
-    options.check()
     printer, clock = Printer(), SystemClock()
     async with connect(access) as cluster:
         reader = StatusReader(cluster.client, cluster.namespace, now=cluster.time.now)
-        if options.watch or options.wait_idle:
+        if watch or wait_idle:
             view = await _follow(cluster, reader, printer, options, clock)
         else:
             view = build_view(await reader.read())
-    if options.form.for_programs:
-        printer.document(view.to_wire(), options.form)
-    elif not options.watch:
+    if form.for_programs:
+        printer.document(view.to_wire(), form)
+    elif not watch:
         print_status(printer, view, wide=options.wide)
 
 

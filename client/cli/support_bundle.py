@@ -9,9 +9,8 @@ from typing import Final
 
 import click
 
-from client.cli.options import UserCommand, cluster_options
+from client.cli.options import UserCommand, cluster_options, working
 from client.cli.output import OutputFormat, Printer
-from client.session import Session
 from client.support_bundle import Bundle, BundleReader, pack
 from client.text import format_bytes
 from core.errors import ConfigError
@@ -69,8 +68,7 @@ async def support_bundle(access: ClusterAccess, form: str, path: Path | None, *,
         raise ConfigError(f"{path} exists already: name another file")
     printer, answer_form = Printer(), OutputFormat(form)
     async with connect(access) as cluster:
-        with printer.progress("reading the cluster") as show:
-            tools = Session.of(cluster, printer.note, show)
+        with working(cluster, printer, "reading the cluster") as tools:
             bundle = await BundleReader(tools).read()
         at = tools.now()
     target = path or Path(f"node-agent-support-{cluster.namespace}-{at:%Y%m%d-%H%M%S}.tar.gz")

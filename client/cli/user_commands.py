@@ -1,7 +1,6 @@
 """The root of the commands for users, what they have in common, and their errors.
 
-click is imported here and in the modules of these commands alone. `nodeagent.__main__` imports this module only when
-one of them is called.
+click is imported here and in the modules of these commands alone, and only when one of them is called.
 """
 
 import logging
@@ -21,6 +20,7 @@ from client.cli.output import NoteHandler
 from core.errors import AgentError, ConfigError
 from core.kube.errors import NotServedError, UnauthorizedError, UnreachableError
 from core.text import ask, close_name
+from nodeagent.runtime.settings import USER_COMMANDS
 
 _HELP_COLUMNS: Final = 100
 
@@ -29,35 +29,18 @@ _NO_FILES: Final = ":4"
 """What a shell may propose beside the words. Source: cobra v1.10, ShellCompDirective."""
 
 
-_COMMANDS: Final = (
-    "backup",
-    "describe",
-    "install",
-    "preflight",
-    "repo",
-    "restore",
-    "schedule",
-    "status",
-    "support-bundle",
-    "ui",
-    "uninstall",
-    "version",
-    "volumes",
-)
-"""Each is in a module of its own name, with `-` as `_`, or of another one; only the one that is called is imported, to
-start sooner."""
-
 _MODULES: Final = {"uninstall": "install"}
+"""Each other command is in a module of its own name, with `-` as `_`; only the one that is called is imported."""
 
 
 class _Root(click.Group):
     """Knows the names of the commands, and imports a command when it is called."""
 
     def list_commands(self, _: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(USER_COMMANDS)
 
     def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in USER_COMMANDS:
             return None
         name = cmd_name.replace("-", "_")
         command: click.Command = getattr(import_module(f"client.cli.{_MODULES.get(name, name)}"), name)

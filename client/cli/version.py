@@ -5,13 +5,12 @@ from typing import Final
 import click
 
 from client.cli.options import UserCommand, cluster_options, output_option
-from client.cli.output import GOOD, WARN, Cell, OutputFormat, Printer, Styled
+from client.cli.output import GOOD, NONE, WARN, Cell, OutputFormat, Printer, Styled
 from client.installation import AgentVersion, read_versions
 from core.version import VERSION
 from nodeagent.runtime.connection import ClusterAccess, connect
 
 _HEADERS: Final = ("NODE", "VERSION", "READY", "IMAGE", "POD")
-_NONE: Final = "-"
 
 _EXAMPLES: Final = """\
 examples:
@@ -52,5 +51,5 @@ async def version(access: ClusterAccess, form: OutputFormat, *, client_only: boo
 
 def _row(one: AgentVersion) -> list[Cell]:
     ready: Cell = Styled("yes", GOOD) if one.ready else Styled("no", WARN)
-    known: Cell = one.version if one.version == VERSION else Styled(one.version or _NONE, WARN)
-    return [one.node or _NONE, known, ready, one.image or _NONE, one.pod]
+    known: Cell = one.version if one.version == VERSION else Styled(one.version or NONE, WARN)
+    return [one.node or NONE, known, ready, one.image or NONE, one.pod]

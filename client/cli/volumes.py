@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from client.cli.options import UserCommand, output_option, workload_options
-from client.cli.output import BAD, GOOD, WARN, Cell, OutputFormat, Printer, Styled
+from client.cli.output import BAD, GOOD, NONE, WARN, Cell, OutputFormat, Printer, Styled
 from client.status.read import StatusReader
 from client.text import format_ago, format_bytes
 from core.text import format_age
@@ -24,7 +24,6 @@ _FEW_ROWS: Final = 10
 _REASON: Final = 110
 """Characters of a reason in a row; a wide answer has all of it."""
 
-_NONE: Final = "-"
 _STYLES: Final = {
     CoverageState.PROTECTED: GOOD,
     CoverageState.LEFT_OUT: "",
@@ -113,13 +112,9 @@ def _row(one: VolumeCoverage, now: datetime, *, wide: bool) -> list[Cell]:
         one.shown,
         Styled(one.state, _STYLES.get(one.state, BAD if one.needs_attention else WARN)),
         format_ago(one.last_backup, now),
-        format_age(timedelta(seconds=interval)) if interval is not None else _NONE,
+        format_age(timedelta(seconds=interval)) if interval is not None else NONE,
         reason,
     ]
     if wide:
-        row += [
-            format_bytes(one.bytes) if one.bytes is not None else _NONE,
-            one.expected_by or _NONE,
-            one.note or _NONE,
-        ]
+        row += [format_bytes(one.bytes) if one.bytes is not None else NONE, one.expected_by or NONE, one.note or NONE]
     return row

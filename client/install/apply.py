@@ -18,6 +18,7 @@ from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, Resourc
 from core.kube.transport import is_unserved
 from core.kube.types import Manifest, Object
 from core.models.names import helm_release, is_ours
+from nodeagent.runtime.preflight import schema_of
 
 _TIMEOUT: Final = timedelta(minutes=1)
 """An API server serves a definition within seconds."""
@@ -66,16 +67,11 @@ def find_lacking(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str
     for version in (version for version in ours["spec"]["versions"] if version.get("served")):
         name = version["name"]
         if name in known:
-            missing = _missing_fields(_schema(version), _schema(known[name]), "")
+            missing = _missing_fields(schema_of(version), schema_of(known[name]), "")
             lacking += [f"{name} {path}" for path in missing]
         else:
             lacking.append(name)
     return lacking
-
-
-def _schema(version: Manifest) -> Manifest:
-    schema: Manifest = (version.get("schema") or {}).get("openAPIV3Schema") or {}
-    return schema
 
 
 def _missing_fields(ours: Manifest, theirs: Manifest, path: str) -> Iterator[str]:
@@ -111,15 +107,13 @@ async def _explain_unserved(client: KubeClient, definition: Manifest) -> str | N
         condition = conditions.get(kind) or {}
         if condition.get("status") != "True":
             return f"it is not {kind}: {condition.get('message') or 'no reason yet'}"
-    # Established a moment before the objects are: Kubernetes v1.34, apiextensions-apiserver, customresource_handler.go.
-    return None if await _is_served(client, definition) else "its objects are not served yet"
-
-
-async def _is_served(client: KubeClient, definition: Manifest) -> bool:
-    """Return whether discovery has all versions: every user may read it."""
+    # Established a moment before discovery, which every user may read, has all versions: Kubernetes v1.34,
+    # apiextensions-apiserver, customresource_handler.go.
     spec, names = definition["spec"], definition["spec"]["names"]
-    resources = [Resource(names["kind"], names["plural"], spec["group"], one["name"]) for one in spec["versions"]]
-    return not any([await is_unserved(client.transport, resource) for resource in resources])
+    for one in spec["versions"]:
+        if await is_unserved(client.transport, Resource(names["kind"], names["plural"], spec["group"], one["name"])):
+            return "its objects are not served yet"
+    return None
 
 
 MANAGER: Final = "nodeagent-cli"
@@ -161,13 +155,11 @@ async def apply_installation(
 ) -> list[Applied]:
     """Apply everything; return what became of the objects, without the definitions, in their order.
 
-    `on_result` is called with each object as text and what became of it. `force` takes over fields that others have
-    set, and notes each.
+    `on_result` gets each object as text and what became of it. `force` takes over, and notes, what others have set.
 
     Raises:
         ConflictsError: without `force`, others have set fields.
         DefinitionError: a definition is not served.
-        KubeError: the API server rejected an object, or does not answer.
     """
     newer, kept = await _sort_definitions(tools.client, definitions)
     for name, why in kept.items():

@@ -1,7 +1,6 @@
 """The DaemonSet: one agent on each Linux node, whose settings data mover pods inherit.
 
-They inherit image, environment, volumes and their mounts (except directories of the kubelet), DNS settings and pull
-secrets.
+They inherit image, environment, volumes and mounts (no directories of the kubelet), DNS settings and pull secrets.
 """
 
 from typing import Final
@@ -25,8 +24,6 @@ _CREDENTIALS_VARIABLES: Final = (
 
 _USER: Final = 65532
 """The image's user. By number, as a kubelet cannot tell from a name whether it is root."""
-
-_HOST_PODS: Final = "host-pods"
 
 _API_SERVER: Final = "$(KUBERNETES_SERVICE_HOST)"
 """Its address, as a kubelet fills it in. Agents would otherwise look for it behind the proxy.
@@ -84,7 +81,7 @@ def _build_pod(options: InstallOptions) -> Manifest:
     if options.pull_secrets:
         pod["imagePullSecrets"] = [{"name": secret} for secret in options.pull_secrets]
     pod["containers"] = [_build_container(options)]
-    pod["volumes"] = _build_volumes(agent)
+    pod["volumes"] = [{"name": name, **source} for name, source, _ in _build_volumes(agent)]
     return pod
 
 
@@ -125,7 +122,7 @@ def _build_container(options: InstallOptions) -> Manifest:
     if resources := _build_resources(agent.resources):
         container["resources"] = resources
     container["securityContext"] = _build_security(agent)
-    container["volumeMounts"] = _build_mounts(agent)
+    container["volumeMounts"] = [{"name": name, **mount} for name, _, mount in _build_volumes(agent)]
     return container
 
 
@@ -183,30 +180,19 @@ def _build_security(agent: AgentOptions) -> Manifest:
     return {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def _build_mounts(agent: AgentOptions) -> list[Manifest]:
-    mounts: list[Manifest] = [
-        {"name": "scratch", "mountPath": "/scratch"},
-        {"name": CREDENTIALS_SECRET, "mountPath": "/credentials", "readOnly": True},
+def _build_volumes(agent: AgentOptions) -> list[tuple[str, Manifest, Manifest]]:
+    """Return the name, source and mount of each volume."""
+    volumes: list[tuple[str, Manifest, Manifest]] = [
+        ("scratch", {"emptyDir": {}}, {"mountPath": "/scratch"}),
+        (
+            CREDENTIALS_SECRET,
+            {"secret": {"secretName": CREDENTIALS_SECRET, "optional": True}},
+            {"mountPath": "/credentials", "readOnly": True},
+        ),
     ]
     if agent.host_path:
+        source = {"hostPath": {"path": f"{agent.kubelet_root.rstrip('/')}/pods", "type": "Directory"}}
         # The agent lists directories in it, and opens no volume.
-        mounts.append(
-            {
-                "name": _HOST_PODS,
-                "mountPath": "/host_pods",
-                "mountPropagation": "HostToContainer",
-                "readOnly": True,
-            }
-        )
-    return mounts
-
-
-def _build_volumes(agent: AgentOptions) -> list[Manifest]:
-    volumes: list[Manifest] = [
-        {"name": "scratch", "emptyDir": {}},
-        {"name": CREDENTIALS_SECRET, "secret": {"secretName": CREDENTIALS_SECRET, "optional": True}},
-    ]
-    if agent.host_path:
-        path = f"{agent.kubelet_root.rstrip('/')}/pods"
-        volumes.append({"name": _HOST_PODS, "hostPath": {"path": path, "type": "Directory"}})
+        mount = {"mountPath": "/host_pods", "mountPropagation": "HostToContainer", "readOnly": True}
+        volumes.append(("host-pods", source, mount))
     return volumes

@@ -134,11 +134,6 @@ class RemovalPlan:
     others: Sequence[str]
     dependents: Dependents
 
-    @property
-    def removed_names(self) -> list[str]:
-        """What is removed, as text."""
-        return [place_of(one) for one in self.removed]
-
 
 async def plan_removal(client: KubeClient, namespace: str) -> RemovalPlan:
     """Return what a removal would do; nothing is changed.

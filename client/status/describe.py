@@ -112,11 +112,7 @@ class TransferReader:
         pods = await self._try("pods", self._read_pods(raw), [])
         log = await self._try("the log of its pod", self._read_log(pods), []) if pods else []
         schedule = await self._try("its Backup", self._read_schedule(raw), None)
-        base = (
-            await self._try("its base snapshot", self._read_base(raw), None)
-            if record.datamover == wire.BLOCK_DATA_MOVER
-            else None
-        )
+        base = await self._try("its base snapshot", self._read_base(raw, record.datamover), None)
         try:
             more = _facts(kind.model.parse(raw), events)
         except ContractError:
@@ -152,7 +148,9 @@ class TransferReader:
         owner = await self._client.read(BACKUPS, self._namespace, backup)
         return (owner["metadata"].get("labels") or {}).get(wire.VELERO_SCHEDULE_LABEL) if owner else None
 
-    async def _read_base(self, raw: Object) -> str | None:
+    async def _read_base(self, raw: Object, datamover: str) -> str | None:
+        if datamover != wire.BLOCK_DATA_MOVER:
+            return None
         meta = raw["metadata"]
         content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", meta["name"])
         if content is None or (content["metadata"].get("labels") or {}).get(wire.BASE_SNAPSHOT_LABEL) != meta["uid"]:

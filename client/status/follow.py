@@ -75,6 +75,17 @@ class _Watched:
         """Whether it is too soon to give up: an API server that restarts answers again."""
         return self.informer.synced.is_set() and not self.rejected and not self.informer.explain_outage()
 
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong with single objects."""
+        malformed = [f"{name} does not have the form of its kind" for name in self.informer.malformed]
+        return malformed + [str(one) for one in self.informer.items() if isinstance(one, ContractError)]
+
+    @property
+    def records(self) -> tuple[Any, ...]:
+        """The records of all other objects."""
+        return tuple(one for one in self.informer.items() if not isinstance(one, ContractError))
+
 
 class StatusFollower:
     """The last observed state of everything that `status` shows."""
@@ -90,13 +101,11 @@ class StatusFollower:
         self._planned: tuple[tuple[str, ...] | None, PlannedVolumes] | None = None
 
         def watched(
-            part: UnreadPart, selection: Selection, trim: Callable[[Any], object], *, restores: bool = False
+            part: UnreadPart, selection: Selection, parse: Callable[[Any], object], *, restores: bool = False
         ) -> _Watched:
+            trim = partial(_or_fault, parse)
             informer = Informer(client, selection, clock=clock, trim=trim, on_change=self._note_change)
             return _Watched(part, informer, restores)
-
-        def trimmed(parse: Callable[[Any], object]) -> Callable[[Any], object]:
-            return partial(_or_fault, parse)
 
         self._transfers = [
             watched(
@@ -107,13 +116,10 @@ class StatusFollower:
             )
             for kind in TRANSFER_KINDS
         ]
-        self._agents = watched(UnreadPart.AGENTS, Selection(PODS, namespace, AGENT_SELECTOR), trimmed(agent_record))
-        self._repositories = watched(
-            UnreadPart.REPOSITORIES, Selection(BACKUP_REPOSITORIES, namespace), trimmed(repository_record)
-        )
-        self._locations = watched(
-            UnreadPart.LOCATIONS, Selection(BACKUP_STORAGE_LOCATIONS, namespace), trimmed(location_record)
-        )
+        self._agents = watched(UnreadPart.AGENTS, Selection(PODS, namespace, AGENT_SELECTOR), agent_record)
+        repositories, places = Selection(BACKUP_REPOSITORIES, namespace), Selection(BACKUP_STORAGE_LOCATIONS, namespace)
+        self._repositories = watched(UnreadPart.REPOSITORIES, repositories, repository_record)
+        self._locations = watched(UnreadPart.LOCATIONS, places, location_record)
 
     @property
     def _all(self) -> list[_Watched]:
@@ -153,26 +159,16 @@ class StatusFollower:
         lost = [
             Unread(one.part, one.unread, passing=one.passing, restores=one.restores) for one in self._all if one.unread
         ]
-        malformed = [
-            Unread(one.part, f"{name} does not have the form of its kind", restores=one.restores)
-            for one in self._all
-            for name in one.informer.malformed
-        ]
-        faults = [
-            Unread(one.part, str(each))
-            for one in (self._agents, self._repositories, self._locations)
-            for each in one.informer.items()
-            if isinstance(each, ContractError)
-        ]
+        faults = [Unread(one.part, why, restores=one.restores) for one in self._all for why in one.faults]
         return dataclasses.replace(
             self._rules,
             at=self._reader.now(),
-            transfers=tuple(record for one in self._transfers for record in one.informer.items()),
+            transfers=tuple(record for one in self._transfers for record in one.records),
             volumes=self._plan_volumes(self._rules.config.leave_out_namespaces),
-            agents=_good(self._agents),
-            repositories=_good(self._repositories),
-            locations=_good(self._locations),
-            unread=(*self._rules.unread, *lost, *malformed, *faults),
+            agents=self._agents.records,
+            repositories=self._repositories.records,
+            locations=self._locations.records,
+            unread=(*self._rules.unread, *lost, *faults),
         )
 
     def _note_change(self, _: object) -> None:
@@ -201,7 +197,7 @@ class StatusFollower:
         await self._until(lambda: self._agents.settled)
         while True:
             self._moved.clear()
-            self._rules = await self._reader.read_rules(_good(self._agents))
+            self._rules = await self._reader.read_rules(self._agents.records)
             self.changed.set()
             await self._pause()
 
@@ -241,10 +237,6 @@ def _or_fault(parse: Callable[[Any], object], raw: Object) -> object:
         return parse(raw)
     except ContractError as e:
         return e
-
-
-def _good(one: _Watched) -> tuple[Any, ...]:
-    return tuple(record for record in one.informer.items() if not isinstance(record, ContractError))
 
 
 class ProgressRates:

@@ -311,46 +311,36 @@ _RULES: Final[tuple[Callable[[ClusterSnapshot], Iterator[Finding]], ...]] = (
 
 _PAGE: Final = "docs/troubleshooting.md"
 
+_SHORT_LIVED: Final = (
+    PendingReason.BINDING,
+    PendingReason.CLEANING_UP,
+    PendingReason.DETACHING,
+    PendingReason.SCHEDULING,
+    PendingReason.SNAPSHOT_HANDOVER,
+    PendingReason.SNAPSHOT_IN_GROUP,
+    PendingReason.STEP_FAILED,
+    PendingReason.TARGET_CLAIM_ABSENT,
+)
+
 SECTIONS: Final = {
-    PendingReason.AGENT_OUTDATED: "agent-outdated",
-    PendingReason.AGENT_UNAVAILABLE: "agent-unavailable",
+    **{str(reason): reason.name.lower().replace("_", "-") for reason in PendingReason if reason not in _SHORT_LIVED},
     PendingReason.API_SERVER_ERROR: "webhook-unreachable",
-    PendingReason.CLAIM_MISSING: "claim-missing",
     PendingReason.CLAIM_UNBOUND: "provisioner-silent",
-    PendingReason.CLEANUP_BLOCKED: "cleanup-blocked",
     PendingReason.CONTAINER_CREATING: "image-being-pulled",
-    PendingReason.COPY_IN_USE: "copy-in-use",
-    PendingReason.COPY_SOURCE_MISSING: "copy-source-missing",
     PendingReason.DATA_MOVER_WAITING: "repository-not-ready",
     PendingReason.FENCING: "between-two-attempts",
     PendingReason.FORBIDDEN: "permission-missing",
     PendingReason.IMAGE_PULL_BACK_OFF: "image-pull",
     PendingReason.INTERRUPTED: "between-two-attempts",
-    PendingReason.LEFT_TO_VELERO: "left-to-velero",
-    PendingReason.LOCATION_MISSING: "location-missing",
-    PendingReason.LOCATION_SECRET_MISSING: "location-secret-missing",
-    PendingReason.LOCATION_UNREADABLE: "location-unreadable",
     PendingReason.MOVER_LOST: "mover-lost-before",
     PendingReason.NAME_TAKEN: "name-shared",
-    PendingReason.NODE_BUSY: "node-busy",
     PendingReason.NOT_TAKEN_OVER: "mover-not-taken-over",
-    PendingReason.NO_NODE_AGENT: "no-node-agent",
-    PendingReason.OBJECT_MALFORMED: "object-malformed",
     PendingReason.QUEUED: "queue-full",
     PendingReason.QUOTA_EXCEEDED: "quota",
     PendingReason.REJECTED: "kubelet-rejection",
     PendingReason.RESUMING: "between-two-attempts",
-    PendingReason.SERVICE_ACCOUNT_MISSING: "service-account-missing",
-    PendingReason.SNAPSHOT_ERROR: "snapshot-error",
     PendingReason.SNAPSHOT_NOT_READY: "snapshot-unfinished",
-    PendingReason.TARGET_CLAIM_MISSING: "target-claim-missing",
-    PendingReason.TARGET_CLAIM_UNCONSUMED: "target-claim-unconsumed",
-    PendingReason.TARGET_CLASS_MISSING: "target-class-missing",
-    PendingReason.VOLUME_IN_USE: "volume-in-use",
-    PendingReason.WAITING_FOR_SLOT: "waiting-for-slot",
     PendingReason.WORKLOAD_ABSENT: "workload-not-waiting",
-    PendingReason.WORKLOAD_NOT_STARTING: "workload-not-starting",
-    PendingReason.WORKLOAD_NOT_WAITING: "workload-not-waiting",
     "CreateContainerConfigError": "secret-not-in-environment",
     "FailedAttachVolume": "volume-not-attached",
     "FailedCreatePodSandBox": "pod-network",
@@ -359,7 +349,7 @@ SECTIONS: Final = {
     "ProvisioningFailed": "provisioning-failed",
     "Unschedulable": "the-mover-pod-is-not-scheduled",
 }
-"""Sections about pending reasons, ours and Kubernetes'; all others have `short-lived-reasons`."""
+"""Sections about pending reasons: most of ours have one of their own name; all others have `short-lived-reasons`."""
 
 FAILURES: Final = (
     ("OOMKilled", "out-of-memory"),

@@ -10,15 +10,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import field
 
-from client.status.records import (
-    AgentRecord,
-    ConfigRecord,
-    LeaseRecord,
-    LocationRecord,
-    RepositoryRecord,
-    TransferKind,
-    TransferRecord,
-)
+from client.status import records
 from core.errors import ConfigError, ContractError
 from core.kube.errors import parse_json
 from core.kube.types import ConfigObject, LeaseObject
@@ -32,7 +24,7 @@ from core.models.units import parse_count, parse_duration
 from core.models.verification import Verification
 from nodeagent.config.current import resolve_slots
 from nodeagent.config.keys import LoadConcurrency
-from nodeagent.config.parse import parse_config_map
+from nodeagent.config.parse import ParsedConfig, parse_config_map
 
 
 class _EndedMarks(WireModel, gc=False):
@@ -101,7 +93,7 @@ class _Ended(WireModel, gc=False):
 _DECODER: Final = msgspec.json.Decoder(_Ended)
 
 
-def decode_transfer(kind: TransferKind, text: msgspec.Raw) -> TransferRecord:
+def decode_transfer(kind: records.TransferKind, text: msgspec.Raw) -> records.TransferRecord:
     """Return the record of a transfer in JSON; one that has ended has only what is shown of it."""
     try:
         one = _DECODER.decode(text)
@@ -115,12 +107,12 @@ def decode_transfer(kind: TransferKind, text: msgspec.Raw) -> TransferRecord:
     return transfer_record(kind, raw if isinstance(raw, dict) else {})
 
 
-def _ended_record(kind: TransferKind, one: _Ended) -> TransferRecord:
+def _ended_record(kind: records.TransferKind, one: _Ended) -> records.TransferRecord:
     meta, spec, status = one.metadata, one.spec, one.status
     queue, volume = ("", "") if kind.restores else (spec.source_namespace, spec.source_pvc)
     if spec.pod is not None and not kind.restores:
         queue, volume = spec.pod.namespace, f"{spec.pod.name}:{spec.volume}"
-    return TransferRecord(
+    return records.TransferRecord(
         kind=kind.name,
         namespace=meta.namespace,
         name=meta.name,
@@ -144,7 +136,7 @@ def _ended_record(kind: TransferKind, one: _Ended) -> TransferRecord:
     )
 
 
-def transfer_record(kind: TransferKind, raw: Mapping[str, Any]) -> TransferRecord:
+def transfer_record(kind: records.TransferKind, raw: Mapping[str, Any]) -> records.TransferRecord:
     """Return the record of a transfer as JSON dict."""
     try:
         return _record(kind, kind.model.parse(raw))
@@ -152,15 +144,15 @@ def transfer_record(kind: TransferKind, raw: Mapping[str, Any]) -> TransferRecor
         meta = raw.get("metadata")
         known = meta if isinstance(meta, dict) else {}
         namespace, name, uid = (str(known.get(key) or "") for key in ("namespace", "name", "uid"))
-        return TransferRecord(kind=kind.name, namespace=namespace, name=name or "?", uid=uid, fault=str(e))
+        return records.TransferRecord(kind=kind.name, namespace=namespace, name=name or "?", uid=uid, fault=str(e))
 
 
-def _record(kind: TransferKind, cr: Transfer) -> TransferRecord:
+def _record(kind: records.TransferKind, cr: Transfer) -> records.TransferRecord:
     meta, status, phase = cr.metadata, cr.status, cr.phase
     # Most transfers have ended, and nothing is shown of their attempts.
     attempts = Attempts() if phase.final else cr.attempts
     queue, volume, datamover = _volume_of(cr)
-    return TransferRecord(
+    return records.TransferRecord(
         kind=kind.name,
         namespace=meta.namespace,
         name=meta.name,
@@ -231,7 +223,7 @@ class _Pod(WireModel):
     status: _PodStatus = field(default_factory=_PodStatus)
 
 
-def decode_agent(text: msgspec.Raw) -> AgentRecord:
+def decode_agent(text: msgspec.Raw) -> records.AgentRecord:
     """Return the record of an agent's pod in JSON; ContractError: it does not have the form of a Pod."""
     try:
         return _agent_record(msgspec.json.decode(text, type=_Pod))
@@ -239,14 +231,14 @@ def decode_agent(text: msgspec.Raw) -> AgentRecord:
         return agent_record(parse_json(bytes(text)))
 
 
-def agent_record(raw: object) -> AgentRecord:
+def agent_record(raw: object) -> records.AgentRecord:
     """Return the record of an agent's pod as JSON dict; ContractError: it does not have the form of a Pod."""
     return _agent_record(_Pod.from_wire(raw))
 
 
-def _agent_record(pod: _Pod) -> AgentRecord:
+def _agent_record(pod: _Pod) -> records.AgentRecord:
     ready = any(one.type == "Ready" and one.status == "True" for one in pod.status.conditions)
-    return AgentRecord(
+    return records.AgentRecord(
         node=pod.spec.node_name,
         pod=pod.metadata.name,
         ready=ready and pod.metadata.deletion_timestamp is None,
@@ -269,7 +261,7 @@ _SLACK: Final = timedelta(seconds=5)
 """A Date header has whole seconds, and a renewal may be under way."""
 
 
-def lease_record(raw: LeaseObject | None, changed_at: str | None = None) -> LeaseRecord:
+def lease_record(raw: LeaseObject | None, changed_at: str | None = None) -> records.LeaseRecord:
     """Return the record of the leader's Lease; None: there is none.
 
     `changed_at` is when it was changed, by the API server's clock; None: not known, and the leader's clock counts.
@@ -280,7 +272,7 @@ def lease_record(raw: LeaseObject | None, changed_at: str | None = None) -> Leas
     spec = _Lease.from_wire(raw or {}).spec
     renewed = spec.renew_time
     if renewed is None:
-        return LeaseRecord(holder=spec.holder_identity)
+        return records.LeaseRecord(holder=spec.holder_identity)
     if changed_at:
         # The leader's clock may be off, and renewals by it count for other agents by their own clocks only.
         renewed = parse_time(changed_at)
@@ -288,33 +280,28 @@ def lease_record(raw: LeaseObject | None, changed_at: str | None = None) -> Leas
         expires = renewed + timedelta(seconds=spec.lease_duration_seconds) + _SLACK
     except OverflowError as e:
         raise ContractError(f"leaseDurationSeconds: {spec.lease_duration_seconds} is out of range") from e
-    return LeaseRecord(holder=spec.holder_identity, expires=expires)
+    return records.LeaseRecord(holder=spec.holder_identity, expires=expires)
 
 
-def config_record(name: str | None, raw: ConfigObject | None) -> tuple[ConfigRecord, LoadConcurrency]:
+def config_record(name: str | None, raw: ConfigObject | None) -> tuple[records.ConfigRecord, LoadConcurrency]:
     """Return the record of the agents' ConfigMap, None if it does not exist, and its `loadConcurrency`."""
-    if raw is None:
-        absent = ConfigRecord(leave_out_namespaces=())
-        if name:
-            # Agents keep the configuration that they had.
-            absent = ConfigRecord(name=name, errors=(f"ConfigMap {name} does not exist",))
-        defaults = LoadConcurrency()
-        return msgspec.structs.replace(absent, slots=defaults.global_config), defaults
+    # Without a ConfigMap that is named, agents keep the configuration that they had.
+    error = f"ConfigMap {name} does not exist" if raw is None and name else ""
+    parsed = ParsedConfig()
     try:
-        parsed = parse_config_map(raw)
+        parsed = parse_config_map(raw) if raw is not None else parsed
     except ConfigError as e:
-        defaults = LoadConcurrency()
-        return ConfigRecord(name=name or "", errors=(str(e),), slots=defaults.global_config), defaults
+        error = str(e)
     concurrency = parsed.config.load_concurrency
-    record = ConfigRecord(
+    record = records.ConfigRecord(
         name=name or "",
         hash=parsed.digest or "",
-        errors=tuple(map(str, parsed.errors)),
+        errors=(error,) if error else tuple(map(str, parsed.errors)),
         warnings=tuple(map(str, parsed.notes)),
         slots=concurrency.global_config,
         queue_length=concurrency.prepare_queue_length,
         restores_first=concurrency.restores_first,
-        leave_out_namespaces=tuple(parsed.config.own.leave_out_namespaces),
+        leave_out_namespaces=None if error else tuple(parsed.config.own.leave_out_namespaces),
     )
     return record, concurrency
 
@@ -333,11 +320,11 @@ def slots_by_node(texts: list[msgspec.Raw], concurrency: LoadConcurrency) -> dic
     return {node.name: resolve_slots(node.labels, concurrency) for node in nodes}
 
 
-def location_record(raw: Mapping[str, Any]) -> LocationRecord:
+def location_record(raw: Mapping[str, Any]) -> records.LocationRecord:
     """Return the record of a BackupStorageLocation; ContractError: it is invalid."""
     location = BackupStorageLocation.parse(raw)
     status = location.status
-    return LocationRecord(
+    return records.LocationRecord(
         name=location.name,
         phase=status.phase or "",
         message=status.message or "",
@@ -346,13 +333,13 @@ def location_record(raw: Mapping[str, Any]) -> LocationRecord:
     )
 
 
-def repository_record(raw: Mapping[str, Any]) -> RepositoryRecord:
+def repository_record(raw: Mapping[str, Any]) -> records.RepositoryRecord:
     """Return the record of a BackupRepository; ContractError: it is invalid."""
     repository = BackupRepository.parse(raw)
     status, spec = repository.status, repository.spec
     last = status.recent_maintenance[-1] if status.recent_maintenance else None
     failed = last is not None and last.result is MaintenanceOutcome.FAILED
-    return RepositoryRecord(
+    return records.RepositoryRecord(
         name=repository.name,
         volume_namespace=spec.volume_namespace,
         location=spec.backup_storage_location,

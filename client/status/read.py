@@ -14,15 +14,7 @@ from msgspec.structs import replace
 
 from client.installation import InstalledAgents, read_agents
 from client.leader_page import LeaderPage, LeaderUnavailableError, node_of_holder, read_leader_page
-from client.status.parse import (
-    config_record,
-    decode_agent,
-    decode_transfer,
-    lease_record,
-    location_record,
-    repository_record,
-    slots_by_node,
-)
+from client.status import parse
 from client.status.records import (
     TRANSFER_KINDS,
     AgentRecord,
@@ -77,7 +69,9 @@ class StatusReader:
             reading,
             self._read_transfers(TRANSFER_KINDS),
             VolumeReader(self._client, namespace, self.now, cron_jobs=cron_jobs).read(),
-            self._read_all(UnreadPart.REPOSITORIES, Selection(kube.BACKUP_REPOSITORIES, namespace), repository_record),
+            self._read_all(
+                UnreadPart.REPOSITORIES, Selection(kube.BACKUP_REPOSITORIES, namespace), parse.repository_record
+            ),
             self._read_locations(),
         )
         return dataclasses.replace(
@@ -118,7 +112,7 @@ class StatusReader:
 
     async def _read_locations(self) -> tuple[LocationRecord, ...]:
         places = Selection(kube.BACKUP_STORAGE_LOCATIONS, self._namespace)
-        return await self._read_all(UnreadPart.LOCATIONS, places, location_record)
+        return await self._read_all(UnreadPart.LOCATIONS, places, parse.location_record)
 
     async def _read_transfers(self, kinds: Sequence[TransferKind]) -> tuple[TransferRecord, ...]:
         none = list[TransferRecord]()
@@ -138,7 +132,7 @@ class StatusReader:
     async def _list(self, kind: TransferKind) -> list[TransferRecord]:
         found: list[TransferRecord] = []
         async for texts in self._client.raw_pages(Selection(kind.resource, self._namespace)):
-            found += [decode_transfer(kind, text) for text in texts]
+            found += [parse.decode_transfer(kind, text) for text in texts]
         return found
 
     async def _read_rules(
@@ -185,7 +179,7 @@ class StatusReader:
             self._unread.append(Unread(part, str(e), restores=restores))
         return otherwise
 
-    async def _each(self, part: UnreadPart, selection: Selection, parse: Callable[[Object], _T]) -> tuple[_T, ...]:
+    async def _each(self, part: UnreadPart, selection: Selection, build: Callable[[Object], _T]) -> tuple[_T, ...]:
         records = []
         async for page in self._client.pages(selection):
             # Each was logged, which is a note about the answer.
@@ -193,7 +187,7 @@ class StatusReader:
             self._unread += [Unread(part, f"{name} does not have the form of its kind") for name in names]
             for raw in page.items:
                 try:
-                    records.append(parse(raw))
+                    records.append(build(raw))
                 except ContractError as e:
                     self._unread.append(Unread(part, str(e)))
         return tuple(records)
@@ -202,13 +196,13 @@ class StatusReader:
         """Return the records of all agents; hundreds of pods cost too much to be read as a whole."""
         selection = Selection(kube.PODS, self._namespace, AGENT_SELECTOR)
         texts = [text async for page in self._client.raw_pages(selection) for text in page]
-        return tuple(decode_agent(text) for text in texts)
+        return tuple(parse.decode_agent(text) for text in texts)
 
-    async def _read_all(self, part: UnreadPart, selection: Selection, parse: Callable[[Object], _T]) -> tuple[_T, ...]:
-        return await self._try(part, lambda: self._each(part, selection, parse), ())
+    async def _read_all(self, part: UnreadPart, selection: Selection, build: Callable[[Object], _T]) -> tuple[_T, ...]:
+        return await self._try(part, lambda: self._each(part, selection, build), ())
 
     async def _read_lease(self) -> LeaseRecord:
-        record = lease_record(*await self._client.read_stamped(kube.LEASES, self._namespace, DISPATCHER_LEASE))
+        record = parse.lease_record(*await self._client.read_stamped(kube.LEASES, self._namespace, DISPATCHER_LEASE))
         return replace(record, seen=self.now())
 
     async def _read_installed(self) -> InstalledAgents:
@@ -241,14 +235,16 @@ class StatusReader:
         if settings is None:
             raise ConfigError("the flags of the agents are not known, which name their ConfigMap")
         name = settings.config_map_name
-        return config_record(name, await self._client.read(kube.CONFIG_MAPS, self._namespace, name) if name else None)
+        return parse.config_record(
+            name, await self._client.read(kube.CONFIG_MAPS, self._namespace, name) if name else None
+        )
 
     async def _read_slots(self, concurrency: LoadConcurrency) -> dict[str, int]:
         """Return the slots of each node; nodes are read only where rules for single ones exist."""
         if not concurrency.per_node_config:
             return {}
         texts = [text async for page in self._client.raw_pages(Selection(kube.NODES)) for text in page]
-        return slots_by_node(texts, concurrency)
+        return parse.slots_by_node(texts, concurrency)
 
 
 async def _find_old_schedules(cron_jobs: Awaitable[Sequence[UncheckedObject]]) -> tuple[str, ...]:

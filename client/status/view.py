@@ -33,10 +33,9 @@ _RESTORES: Final = frozenset(kind.name for kind in TRANSFER_KINDS if kind.restor
 _BETWEEN: Final = frozenset({AttemptStage.WAITING, AttemptStage.READY})
 
 
-class PendingRow(WireModel):
-    """A transfer that is not admitted, or waits for its next attempt; `position` in the queue, None: it has none."""
+class _UnfinishedRow(WireModel):
+    """A transfer that has not ended."""
 
-    position: int | None
     kind: str
     namespace: str
     name: str
@@ -44,30 +43,27 @@ class PendingRow(WireModel):
     volume: str
     reason: str
     message: str
-    created: str
     attempt: int
     canceling: bool
 
 
-class ActiveRow(WireModel):
+class PendingRow(_UnfinishedRow):
+    """A transfer that is not admitted, or waits for its next attempt; `position` in the queue, None: it has none."""
+
+    position: int | None
+    created: str
+
+
+class ActiveRow(_UnfinishedRow):
     """A transfer that has a node. `bytes_per_second` and `eta_seconds` are None where they are not known."""
 
-    kind: str
-    namespace: str
-    name: str
     phase: Phase
     node: str
-    volume_namespace: str
-    volume: str
     bytes_done: int
     total_bytes: int
     bytes_per_second: float | None
     eta_seconds: float | None
     began: Time | None
-    reason: str
-    message: str
-    attempt: int
-    canceling: bool
 
 
 class FailedRow(WireModel):

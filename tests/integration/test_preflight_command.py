@@ -107,10 +107,10 @@ def test_every_object_is_accepted_where_pods_must_be_restricted(installer: Insta
     name = installer.namespace
     plan = CheckPlan("x", name, space, "i", "64Mi", name, name, "d", "default")
     for manifest, resource, namespace in (
-        (plan.build_claim(), PERSISTENT_VOLUME_CLAIMS, space),
-        (plan.build_target(), PERSISTENT_VOLUME_CLAIMS, space),
-        (plan.build_writer(), PODS, space),
-        (plan.build_reader(), PODS, space),
+        (plan.build_claim(plan.name), PERSISTENT_VOLUME_CLAIMS, space),
+        (plan.build_claim(plan.restored), PERSISTENT_VOLUME_CLAIMS, space),
+        (plan.build_pod(plan.name), PODS, space),
+        (plan.build_pod(plan.restored), PODS, space),
         (plan.build_snapshot(), VOLUME_SNAPSHOTS, space),
         (plan.build_upload(), DATA_UPLOADS, name),
         (plan.build_download("k1"), DATA_DOWNLOADS, name),

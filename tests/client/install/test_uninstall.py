@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from client.install.options import place_of
 from client.install.uninstall import RemovalPlan, UninstallError, plan_removal, remove
 from core.kube import resources as kube
 from core.kube.client import KubeClient
@@ -70,6 +71,10 @@ def world() -> _World:
     return _World()
 
 
+def _names(plan: RemovalPlan) -> list[str]:
+    return [place_of(one) for one in plan.removed]
+
+
 _SHARED = (
     "Job velero/job",
     "Lease velero/node-agent-dispatcher",
@@ -94,7 +99,7 @@ async def test_what_agents_share_stays_while_agents_of_others_run(
     world.put_shared()
     world.put(resource, name, labels, spec=_SPEC)
     plan = await world.plan()
-    assert plan.removed_names == []
+    assert _names(plan) == []
     reason = f"{resource.kind} velero/{name} is not ours and needs it"
     assert [one for one in plan.kept if ": " in one] == [f"{place}: {reason}" for place in _SHARED]
 
@@ -103,7 +108,7 @@ async def test_what_agents_shared_is_removed_once_none_is_left(world: _World) ->
     world.put_shared()
     world.put(kube.DAEMON_SETS, "other", {}, spec=_SPEC)
     plan = await world.plan()
-    assert plan.removed_names == list(_SHARED)
+    assert _names(plan) == list(_SHARED)
     await world.remove(plan)
     assert world.removed == list(_SHARED)
 
@@ -169,7 +174,7 @@ async def test_the_class_of_the_server_stays_while_it_is_named(
         world.put(kube.PRIORITY_CLASSES, name, _OURS)
     world.put(resource, "user", {}, spec=spec)
     plan = await world.plan()
-    assert plan.removed_names == ["PriorityClass velero-node-agent"]
+    assert _names(plan) == ["PriorityClass velero-node-agent"]
     assert f"PriorityClass velero-server: {resource.kind} velero/user names it" in plan.kept
 
 
@@ -177,7 +182,7 @@ async def test_the_class_of_the_server_is_removed_if_nothing_names_it(world: _Wo
     world.put(kube.PRIORITY_CLASSES, "velero-server", _OURS)
     world.put(kube.DEPLOYMENTS, "velero", {}, spec={"template": {"spec": {}}})
     world.put(kube.PODS, "velero-x", {}, spec={})
-    assert (await world.plan()).removed_names == ["PriorityClass velero-server"]
+    assert _names(await world.plan()) == ["PriorityClass velero-server"]
 
 
 async def test_nobody_loses_anything_where_an_installation_is_alone(world: _World) -> None:
