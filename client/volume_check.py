@@ -217,7 +217,7 @@ class _Run:
             await self.tools.clock.sleep(min(_POLL_SECONDS, max(self.deadline.remaining_seconds, 0.1)))
 
     async def _get(self, resource: kube.Resource[ObjectT], namespace: str, name: str) -> ObjectT:
-        found = await self.tools.client.read(resource, namespace, name)
+        found = await self.tools.client.patiently().read(resource, namespace, name)
         if found is None:
             raise VolumeCheckError(f"{resource.kind} {namespace}/{name} was deleted meanwhile")
         return found

@@ -314,7 +314,8 @@ async def _follow(
     deadline = Deadline.after(clock, options.timeout) if options.timeout is not None else None
     # A cluster that does not answer is an error now; later ones are shown.
     first = await reader.read()
-    follower, rates = StatusFollower(cluster.client, cluster.namespace, reader, clock), ProgressRates()
+    follower = StatusFollower(cluster.client, cluster.namespace, reader, clock, patient=True)
+    rates = ProgressRates()
     views = [build_view(first)]
 
     async def work() -> None:

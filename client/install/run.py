@@ -42,9 +42,9 @@ async def wait_installation(tools: Session, applied: Sequence[Applied], timeout:
         WaitError: that was not so before the timeout, or cannot become so; the message has the cause.
         ExposeError: the pod of an agent can never start.
     """
-    clock, deadline = tools.clock, Deadline.after(tools.clock, timeout)
-    causes, shown = CauseFinder(tools.client, clock), ""
-    while missing := await _find_missing(tools.client, causes, applied):
+    clock, deadline, client = tools.clock, Deadline.after(tools.clock, timeout), tools.client.patiently()
+    causes, shown = CauseFinder(client, clock), ""
+    while missing := await _find_missing(client, causes, applied):
         if missing != shown:
             tools.on_progress(missing)
             shown = missing

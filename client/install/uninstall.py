@@ -271,7 +271,7 @@ async def remove(
     for one in agents:
         await _delete(client, one, on_removed)
     # Also agents that an earlier run removed without waiting to the end.
-    await _wait_agents(client, clock, plan.namespace)
+    await _wait_agents(client.patiently(), clock, plan.namespace)
     for one in plan.removed:
         if one not in agents:
             await _delete(client, one, on_removed)

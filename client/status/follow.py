@@ -20,7 +20,7 @@ from client.status.view import average_rate
 from core.clock import Clock
 from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import KubeError
+from core.kube.errors import KubeError, UnauthorizedError, UnreachableError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.types import Object
 from core.models.names import AGENT_SELECTOR
@@ -90,8 +90,14 @@ class _Watched:
 class StatusFollower:
     """The last observed state of everything that `status` shows."""
 
-    def __init__(self, client: KubeClient, namespace: str, reader: StatusReader, clock: Clock) -> None:
-        """Watch through `client` once `run` is called; `reader` reads what has no watch."""
+    def __init__(
+        self, client: KubeClient, namespace: str, reader: StatusReader, clock: Clock, *, patient: bool = False
+    ) -> None:
+        """Watch through `client` once `run` is called; `reader` reads what has no watch.
+
+        `patient`: once that was read, it is no error if the cluster does not answer.
+        """
+        self._patient = patient
         self.changed = asyncio.Event()
         self._moved = asyncio.Event()
         self._reader = reader
@@ -129,7 +135,7 @@ class StatusFollower:
         """Run `work` beside the watches once everything was observed or rejected; return when it does.
 
         Raises:
-            AgentError: what `work` raised, or the cluster does not answer.
+            AgentError: what `work` raised, or the cluster does not answer; see `patient`.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -187,6 +193,7 @@ class StatusFollower:
 
         async def announce() -> None:
             await one.informer.synced.wait()
+            one.rejected = None
             self.changed.set()
 
         async with asyncio.TaskGroup() as group:
@@ -195,9 +202,15 @@ class StatusFollower:
 
     async def _read_rules(self) -> None:
         await self._until(lambda: self._agents.settled)
+        last: ClusterSnapshot | None = None
         while True:
             self._moved.clear()
-            self._rules = await self._reader.read_rules(self._agents.records)
+            try:
+                self._rules = last = await self._reader.read_rules(self._agents.records)
+            except (UnreachableError, UnauthorizedError) as e:
+                if last is None or not self._patient:
+                    raise
+                self._rules = dataclasses.replace(last, unread=(*last.unread, Unread(UnreadPart.LEASE, str(e))))
             self.changed.set()
             await self._pause()
 
@@ -205,9 +218,13 @@ class StatusFollower:
         # The large lists do not delay what is shown first.
         await self._until(lambda: self._rules is not None)
         while True:
-            self._volumes, self._planned = await self._reader.observe_volumes(), None
+            try:
+                self._volumes, self._planned = await self._reader.observe_volumes(), None
+            except (UnreachableError, UnauthorizedError):
+                if not self._patient:
+                    raise
             self.changed.set()
-            cluster = self._volumes.cluster
+            cluster = self._volumes.cluster if self._volumes is not None else None
             number = len(cluster.claims) if cluster is not None else 0
             await self._clock.sleep(_VOLUMES_SECONDS + number / _CLAIMS_PER_SECOND)
 

@@ -155,6 +155,11 @@ async def test_a_step_that_fails_has_its_cause_and_everything_is_deleted(
     assert world.left == []
 
 
+async def test_an_api_server_that_restarts_ends_no_step(world: _World) -> None:
+    world.kube.fail_next("GET", f"/datauploads/{_PLAN.name}", "lost", times=9)
+    assert (await world.check()).error is None
+
+
 async def test_volumes_that_a_policy_keeps_are_announced_and_named(world: _World) -> None:
     world.put("Namespace", "v1", _SPACE, metadata=_MARKED)
     for name, policy in (("kept", "Retain"), ("deleted", "Delete")):

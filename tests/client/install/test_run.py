@@ -67,7 +67,7 @@ class _Scene:
         self.put("Event", "v1", f"e-{reason}", type="Warning", reason=reason, message=message, involvedObject=involved)
 
     async def wait(self, *stored: JsonDict, result: ApplyResult = ApplyResult.UNCHANGED, seconds: float = 1.5) -> None:
-        client = KubeClient(self.kube, Retry(HandClock(), attempts=1))
+        client = KubeClient(self.kube, Retry(_Clock(), attempts=1))
         applied, timeout = [Applied(one, result) for one in stored], timedelta(seconds=seconds)
         session = Session(client, _Clock(), "velero", lambda _: None, self.shown.append)
         await wait_installation(session, applied, timeout)
@@ -81,6 +81,12 @@ def scene() -> _Scene:
 async def test_it_ends_when_agents_and_location_are_ready(scene: _Scene) -> None:
     await scene.wait(scene.put_daemonset(), scene.put_location(phase="Available"))
     assert scene.shown == []
+
+
+async def test_an_api_server_that_restarts_does_not_end_the_wait(scene: _Scene) -> None:
+    daemonset = scene.put_daemonset()
+    scene.kube.fail_next("GET", "/daemonsets/", "lost", times=9)
+    await scene.wait(daemonset)
 
 
 async def test_a_daemonset_without_pods_shows_why_they_cannot_be_created(scene: _Scene) -> None:

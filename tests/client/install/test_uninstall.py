@@ -123,6 +123,16 @@ async def test_a_second_run_waits_for_agents_that_have_not_ended(world: _World) 
     assert len(world.kube.objects(kube.SERVICE_ACCOUNTS)) == 1
 
 
+async def test_an_api_server_that_restarts_does_not_end_the_wait_for_agents(world: _World) -> None:
+    world.put(kube.DAEMON_SETS, "node-agent", _OURS, spec=_SPEC)
+
+    def restart(_: str) -> None:
+        world.kube.fail_next("GET", "/pods", "lost", times=9)
+
+    await remove(world.client, world, await world.plan(), restart, force=False)
+    assert world.seconds > 0
+
+
 async def test_pods_of_other_daemonsets_are_not_waited_for(world: _World) -> None:
     world.put(kube.DAEMON_SETS, "node-agent", _OURS, spec=_SPEC)
     world.put(kube.SERVICE_ACCOUNTS, "node-agent", _OURS)

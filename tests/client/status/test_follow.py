@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from client.status.follow import StatusFollower
 from client.status.health import Health, judge, worst
 from client.status.records import ClusterSnapshot, TransferRecord, UnreadPart
-from core.kube.errors import UnauthorizedError
+from core.kube.errors import UnauthorizedError, UnreachableError
 from tests.client.support.status_scene import StatusScene, transfer
 from tests.nodeagent.support.volume_scene import a_claim
 from tests.support.clock import LoopClock
@@ -123,6 +124,38 @@ async def test_a_broken_watch_is_passing_at_first_and_never_healthy(scene: Statu
         assert worst(judge(found)) is Health.UNKNOWN
 
     await _run(scene, work)
+
+
+async def test_a_rejection_is_over_once_the_kind_was_listed(scene: StatusScene) -> None:
+    follower = StatusFollower(scene.client, "velero", scene.reader, LoopClock())
+    scene.kube.fail_next("GET", "/datauploads", 403)
+
+    async def work() -> None:
+        await _until(follower, lambda snapshot: not snapshot.unread)
+        scene.kube.fail_next("WATCH", "/datauploads", 500, times=999)
+        scene.kube.watches.cut()
+        await asyncio.sleep(20.0)
+        assert [(one.part, one.passing) for one in follower.snapshot().unread] == [(UnreadPart.TRANSFERS, True)]
+
+    await follower.run(work)
+
+
+@pytest.mark.parametrize("patient", [True, False])
+async def test_an_outage_is_no_error_for_those_who_wait(scene: StatusScene, *, patient: bool) -> None:
+    """`status --wait-idle` goes on; a page says that the cluster does not answer."""
+    follower = StatusFollower(scene.client, "velero", scene.reader, LoopClock(), patient=patient)
+
+    async def work() -> None:
+        scene.go_away()
+        await asyncio.sleep(100)
+        assert UnreadPart.LEASE in {one.part for one in follower.snapshot().unread}
+        assert worst(judge(follower.snapshot())) is Health.UNKNOWN
+        scene.kube.fulfill()
+        await asyncio.sleep(100)
+        assert follower.snapshot().unread == ()
+
+    with nullcontext() if patient else pytest.raises(UnreachableError):
+        await follower.run(work)
 
 
 @pytest.mark.parametrize(("claims", "reads"), [(1, 4), (1200, 3)])
