@@ -123,7 +123,10 @@ class Printer:
         """
         if not self._out.is_terminal or len(rows) > _FOLDED_ROWS:
             self._print_lines(headers, rows, indent)
-            return
+        else:
+            self._fold(headers, rows, indent)
+
+    def _fold(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], indent: int) -> None:
         table = _grid(show_header=True)
         for header in headers:
             table.add_column(_text(header), overflow="fold")
@@ -276,6 +279,10 @@ class _Page(Printer):
     def __init__(self) -> None:
         super().__init__()
         self.parts: list[RenderableType] = []
+
+    def table(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, indent: int = 0) -> None:
+        # What is below the end of the terminal is cut off.
+        self._fold(headers, rows[: self._out.height], indent)
 
     def line(self, cell: Cell = "") -> None:
         self.parts.append(_text(cell))

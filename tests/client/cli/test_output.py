@@ -103,6 +103,14 @@ def test_a_line_that_is_printed_meanwhile_does_not_stand_behind_the_progress() -
     assert "\x1b[2K" in before.rpartition("working")[2]
 
 
+def test_many_rows_stay_on_the_page_that_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = FakeTerminal()
+    with Printer(terminal).screen() as draw:
+        draw(lambda page: page.table(["NAME"], [[f"row-{number}"] for number in range(600)]))
+    assert "row-1" in terminal.getvalue()
+    assert capsys.readouterr().out == ""
+
+
 def test_rows_that_change_are_lines_where_no_terminal_is() -> None:
     err = io.StringIO()
     with Printer(io.StringIO(), err).live() as show:
