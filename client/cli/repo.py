@@ -20,7 +20,6 @@ from client.repository_view import (
     build_connect_lines,
 )
 from client.text import format_ago, format_bytes, format_moment
-from core.clock import SystemClock
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.storage import MaintenanceEntry, MaintenanceOutcome, RepositoryPhase
 from core.models.units import format_duration
@@ -350,13 +349,14 @@ _complete_names: Final = cli.completing(lambda cluster: cli.list_names(cluster, 
 @cli.cluster_options
 async def _get(names: Sequence[str], form: OutputFormat, access: ClusterAccess) -> None:
     """List backup repositories, with their last and next maintenance."""
-    clock, printer = SystemClock(), Printer()
+    printer = Printer()
     async with connect(access) as cluster:
-        found = await _reader(cluster, clock).summarize(names)
+        found = await _reader(cluster).summarize(names)
+        now = cluster.time.now()
     printer.answer(
         found,
         form,
-        lambda: print_list(printer, found, clock.now(), wide=form is OutputFormat.WIDE),
+        lambda: print_list(printer, found, now, wide=form is OutputFormat.WIDE),
         found.notes,
         absent="" if found.repositories else f"there is no BackupRepository in namespace {cluster.namespace}",
     )
@@ -368,14 +368,15 @@ async def _get(names: Sequence[str], form: OutputFormat, access: ClusterAccess) 
 @cli.cluster_options
 async def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
     """Show everything about one backup repository."""
-    clock, printer = SystemClock(), Printer()
+    printer = Printer()
     async with connect(access) as cluster:
-        found = await _reader(cluster, clock).describe(name)
-    printer.answer(found, form, lambda: print_details(printer, found, clock.now()), found.notes)
+        found = await _reader(cluster).describe(name)
+        now = cluster.time.now()
+    printer.answer(found, form, lambda: print_details(printer, found, now), found.notes)
 
 
-def _reader(cluster: Connection, clock: SystemClock) -> RepositoryReader:
-    return RepositoryReader(cluster.client, cluster.namespace, now=clock.now)
+def _reader(cluster: Connection) -> RepositoryReader:
+    return RepositoryReader(cluster.client, cluster.namespace, now=cluster.time.now)
 
 
 @repo.command("connect-command", epilog=_CONNECT_EXAMPLES)

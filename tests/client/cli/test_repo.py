@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from client import session
-from client.cli import repo
 from client.cli.output import Printer
 from client.cli.repo import print_report
 from client.repositories import SnapshotList
@@ -35,7 +34,7 @@ class _Shell(Shell):
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
     shell = _Shell(capsys)
     reach(lambda: shell.scene.kube, monkeypatch)
-    for module in (session, repo):
+    for module in (session, connection):
         monkeypatch.setattr(module, "SystemClock", HandClock)
     return shell
 
