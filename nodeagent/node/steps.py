@@ -24,6 +24,7 @@ from core.models.names import NOT_PREPARED_ANNOTATION
 from core.models.phases import RUNNING_PHASES, Phase, RetryRules, Uptime
 from core.models.reasons import NotPrepared, PendingReason
 from core.models.transfers import Progress, Transfer
+from core.redact import redact
 from exposer.model import Pending
 from exposer.ownership import diagnose_rejection
 from nodeagent.config.current import labels_of, resolve_slots
@@ -241,7 +242,7 @@ def describe_activities(cr: Transfer, outcome: Outcome | None = None, *, restore
         lines.append(f"fell back to a full {'restore' if restores else 'backup'}{f': {cause}' if cause else ''}")
     if outcome and outcome.restart_cause:
         lines.append(f"read the device again from its start: {outcome.restart_cause}")
-    return lines
+    return [redact(line) for line in lines]
 
 
 _VOLUME_CHECK_SECONDS: Final = 8.0

@@ -106,6 +106,7 @@ def test_what_was_done_for_a_transfer_is_told(status: JsonDict, marks: str, fell
         pytest.param(True, UNSET, "the changed blocks are not known", id="an earlier mover"),
         pytest.param(True, "what has changed is in doubt: gone", "what has changed is in doubt: gone", id="doubt"),
         pytest.param(False, "what is allocated is in doubt: gone", "what is allocated is in doubt: gone", id="first"),
+        pytest.param(True, "Get https://a/?sig=c2VjcmV0c2VjcmV0: EOF", "Get https://a/?sig=***: EOF", id="a secret"),
     ],
 )
 def test_a_device_that_was_read_as_a_whole_is_told(fell_back: bool, cause: str | UnsetType, told: str) -> None:
