@@ -5,6 +5,7 @@ kubernetes-csi/external-provisioner v5, pkg/controller.
 """
 
 import logging
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -93,8 +94,7 @@ def _is_warning(event: Event) -> bool:
 
 def _latest(events: Sequence[Event]) -> Event | None:
     """Return the Event that was seen last; within one second, the one that was first recorded last, by its name."""
-    order = sorted(range(len(events)), key=lambda index: (_time(events[index]), index))
-    return events[order[-1]] if order else None
+    return max(reversed(events), key=_time, default=None)
 
 
 def _time(event: Event) -> int:
@@ -143,7 +143,7 @@ class _Query:
     reason: str
     since_seconds: float
     checked_at_seconds: float
-    sent_at_seconds: float | None = None
+    sent_at_seconds: float = -math.inf
     answer: Pending | None = None
 
 
@@ -155,7 +155,7 @@ class CauseFinder:
         self._client = client
         self._queries: dict[str, _Query] = {}
 
-    async def inspect(self, pod: Pod | Pending, *, by_block: bool = False) -> Exposed | Pending:
+    async def inspect(self, pod: Pod, *, by_block: bool = False) -> Exposed | Pending:
         """Return the running or terminated `pod` as exposed, or why it is pending.
 
         `by_block`: the PVC of its own name must become a device.
@@ -164,8 +164,6 @@ class CauseFinder:
             ExposeError: it can never run.
             NoDeviceError: the PVC can never be provisioned, and is marked so.
         """
-        if isinstance(pod, Pending):
-            return pod
         pending = await self.explain(pod)
         if by_block and pending is not None and pending.reason == _FAILED and _NO_DEVICE.search(pending.message):
             meta = pod["metadata"]
@@ -185,9 +183,10 @@ class CauseFinder:
         if pending is None or not (pending.operation or pending.reason in _UNEXPLAINED):
             self._queries.pop(uid, None)
             return pending
-        query = self._observe(uid, pending)
-        if self._is_due(query):
-            query.sent_at_seconds = self.clock.monotonic()
+        query, now = self._observe(uid, pending), self.clock.monotonic()
+        pause = max(_PAUSE_SECONDS, len(self._queries) / _QUERIES_PER_SECOND)
+        if now - query.since_seconds >= _SILENCE_SECONDS and now - query.sent_at_seconds >= pause:
+            query.sent_at_seconds = now
             query.answer = await self._find_cause(pod, pending)
         return query.answer or pending
 
@@ -202,13 +201,6 @@ class CauseFinder:
             found.reason, found.answer = pending.reason, None
         found.checked_at_seconds = now
         return found
-
-    def _is_due(self, query: _Query) -> bool:
-        now = self.clock.monotonic()
-        if now - query.since_seconds < _SILENCE_SECONDS:
-            return False
-        pause = max(_PAUSE_SECONDS, len(self._queries) / _QUERIES_PER_SECOND)
-        return query.sent_at_seconds is None or now - query.sent_at_seconds >= pause
 
     async def _find_cause(self, pod: Pod, pending: Pending) -> Pending | None:
         """Return the cause that PVCs and Events report; None where there is none, or a read fails."""

@@ -34,7 +34,7 @@ from exposer.manifests import (
     recorded_volumes,
     track_snapshot,
 )
-from exposer.model import Exposed, Guard, Owner, Pending, Reader, SnapshotRequest
+from exposer.model import Exposed, Guard, Owner, Pending, PendingError, Reader, SnapshotRequest, or_pending
 from exposer.ownership import (
     DELETE,
     RETAIN,
@@ -78,20 +78,19 @@ class CSISnapshotExposer:
         self._causes = causes
         self._since: dict[tuple[str, str], float] = {}
 
-    async def check(self, request: SnapshotRequest, reader: Reader) -> Pending | None:
+    @or_pending
+    async def check(self, request: SnapshotRequest, reader: Reader) -> None:
         """Return why the expose cannot start yet; raise ExposeError if objects of the source are gone. Reads only."""
         content = await reader.read(VOLUME_SNAPSHOT_CONTENTS, "", request.owner.name)
         if content is None or not belongs(content, request.owner):
             # Otherwise an earlier attempt has taken the snapshot over; the source may no longer exist.
-            found = await read_source(reader, request)
-            if isinstance(found, Pending):
-                return found
-        pending = await check_copies(reader, request.copies)
+            await read_source(reader, request)
+        await check_copies(reader, request.copies)
         template = request.settings.template
-        if pending is None and template.windows and await needs_windows(reader, request):
-            return leave_to_velero(template)
-        return pending
+        if template.windows and await needs_windows(reader, request):
+            leave_to_velero(template)
 
+    @or_pending
     async def ensure(self, request: SnapshotRequest, guard: Guard) -> Exposed | Pending:
         """Take the next steps and return the pod, or why it is pending.
 
@@ -100,13 +99,15 @@ class CSISnapshotExposer:
         async with ExposeRun(self._client, request.owner, guard) as run:
             if request.fell_back and (pending := await self._drop_device(request.owner)):
                 return pending
-            # The pod is created last: where it exists, all other objects were created before it.
-            pod = await run.read(PODS, request.owner.name)
-            if not isinstance(pod, Pending):
-                self._since.pop((request.owner.uid, "pod"), None)
-            elif self._lasts(request.owner, "pod", _LONGEST_END_SECONDS):
-                # It only reads.
-                await delete_owned(self._client, request.owner, PODS, forced=True)
+            try:
+                # The pod is created last: where it exists, all other objects were created before it.
+                pod = await run.read(PODS, request.owner.name)
+            except PendingError:
+                if self._lasts(request.owner, "pod", _LONGEST_END_SECONDS):
+                    # It only reads.
+                    await delete_owned(self._client, request.owner, PODS, forced=True)
+                raise
+            self._since.pop((request.owner.uid, "pod"), None)
             return await self._causes.inspect(pod or await self._ensure_all(request, run), by_block=request.by_block)
 
     def _lasts(self, owner: Owner, what: str, seconds: float) -> bool:
@@ -186,28 +187,23 @@ class CSISnapshotExposer:
             return await keep_base_snapshot(self._client, request, content, source)
         return None
 
-    async def _ensure_all(self, request: SnapshotRequest, run: ExposeRun) -> Pod | Pending:
+    async def _ensure_all(self, request: SnapshotRequest, run: ExposeRun) -> Pod:
         content = await self._ensure_content(request, run)
-        if isinstance(content, Pending):
-            return content
         source = parse_source_annotation(content)
         snapshot = await self._ensure_snapshot(request, run, content, source=source)
-        if isinstance(snapshot, Pending):
-            return snapshot
         if pending := await take_over_source(self._client, request, source, run.confirm):
-            return replace(pending, reason=PendingReason.SNAPSHOT_HANDOVER)
+            raise PendingError(replace(pending, reason=PendingReason.SNAPSHOT_HANDOVER))
         if pending := diagnose_snapshot(snapshot, content):
             pending = await self._leave_group(run, content) or pending
-            return replace(pending, operation=f"readiness of {snapshot['metadata']['uid']}")
-        if pending := await ensure_copies(run, request.copies):
-            return pending
+            raise PendingError(replace(pending, operation=f"readiness of {snapshot['metadata']['uid']}"))
+        await ensure_copies(run, request.copies)
         manifest = build_backup_claim(request, size=source.size, mode=source.volume_mode)
         claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
-        if isinstance(claim, Pending):
-            return claim
         placement = await place_backup(self._client, request)
         storage = await read_storage_access(self._client, request.owner.namespace, request.location)
-        excluded = await self._read_exclusions(request)
+        annotated = request.source_namespace in request.settings.exclusions.annotation_namespaces
+        named = request.source_namespace, request.source_claim
+        excluded = read_exclusions(await self._client.read(PERSISTENT_VOLUME_CLAIMS, *named) if annotated else None)
         tracked = track_snapshot(snapshot, content, source) if request.by_block else None
         service = await self._read_metadata_service(content) if tracked else None
         pod = build_backup_pod(
@@ -232,26 +228,17 @@ class CSISnapshotExposer:
         pending = await delete_owned(self._client, owner, PODS)
         return pending or await delete_with_volume(self._client, claim)
 
-    async def _read_exclusions(self, request: SnapshotRequest) -> str | None:
-        namespace = request.source_namespace
-        if namespace not in request.settings.exclusions.annotation_namespaces:
-            return None
-        return read_exclusions(await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, request.source_claim))
-
-    async def _ensure_content(self, request: SnapshotRequest, run: ExposeRun) -> VolumeSnapshotContent | Pending:
+    async def _ensure_content(self, request: SnapshotRequest, run: ExposeRun) -> VolumeSnapshotContent:
         content = await run.read(VOLUME_SNAPSHOT_CONTENTS, request.owner.name)
         if content is not None:
             return content
-        found = await read_source(self._client, request)
-        if isinstance(found, Pending):
-            return found
-        source, source_content = found
+        source, source_content = await read_source(self._client, request)
         manifest = build_backup_content(request.owner, source_content, source, by_block=request.by_block)
         return await run.ensure(VOLUME_SNAPSHOT_CONTENTS, manifest)
 
     async def _ensure_snapshot(
         self, request: SnapshotRequest, run: ExposeRun, content: VolumeSnapshotContent, *, source: SnapshotSource
-    ) -> VolumeSnapshot | Pending:
+    ) -> VolumeSnapshot:
         found = await run.read(VOLUME_SNAPSHOTS, request.owner.name)
         if found is not None:
             return found

@@ -36,7 +36,7 @@ from core.models.reasons import PendingReason
 from core.models.storage import BackupStorageLocation
 from core.models.units import parse_quantity
 from exposer.manifests import build_cache_claim
-from exposer.model import CopyPlan, Guard, NotOwnerError, Owner, Pending, Reader
+from exposer.model import CopyPlan, Guard, NotOwnerError, Owner, Pending, PendingError, Reader
 from exposer.ownership import (
     DELETE,
     check_copy,
@@ -66,7 +66,6 @@ class ExposeRun:
         self._created = False
 
     async def __aenter__(self) -> Self:
-        """Start; no request is sent yet."""
         return self
 
     async def __aexit__(
@@ -79,39 +78,44 @@ class ExposeRun:
         """
         if isinstance(error, NotOwnerError):
             await self._undo(error)
-        elif error is None and self._created:
+        elif self._created and (error is None or isinstance(error, PendingError)):
             try:
                 await self.confirm()
             except NotOwnerError as e:
                 await self._undo(e)
                 raise
 
-    async def read(self, resource: Resource[ObjectT], name: str) -> ObjectT | Pending | None:
-        """Return the owner's object of that name; Pending while one to be deleted has it, ExposeError: another has."""
+    async def read(self, resource: Resource[ObjectT], name: str) -> ObjectT | None:
+        """Return the owner's object of that name; PendingError: one to be deleted has it, ExposeError: another has."""
         obj = await self.client.read(resource, self._namespace(resource), name)
         if obj is None:
             self._absent.add((resource, name))
             return None
         place = describe_object(resource, obj)
         if obj["metadata"].get("deletionTimestamp"):
-            return Pending(PendingReason.NAME_TAKEN, f"{place} of an earlier attempt is still being deleted")
+            raise PendingError(
+                Pending(PendingReason.NAME_TAKEN, f"{place} of an earlier attempt is still being deleted")
+            )
         copied = resource in {SECRETS, CONFIG_MAPS}
         if is_copy_for(obj, self.owner) if copied else _exposed_for(obj, self.owner):
             if resource == PODS and attempt_of(obj) != self.owner.attempt:
-                return await delete_object(self.client, resource, obj)
+                if pending := await delete_object(self.client, resource, obj):
+                    raise PendingError(pending)
+                return None
             self._seen.append((resource, obj))
             return obj
         if copied:
-            return check_copy(resource, obj)
+            raise PendingError(check_copy(resource, obj))
         if created_by_velero(obj, self.owner):
             raise ExposeError(f"{place} was created by Velero's node-agent for an expose that it did not complete")
-        return self._name_taken(obj, place)
+        raise PendingError(self._name_taken(obj, place))
 
-    async def ensure(self, resource: Resource[ObjectT], manifest: Manifest) -> ObjectT | Pending:
+    async def ensure(self, resource: Resource[ObjectT], manifest: Manifest) -> ObjectT:
         """Return the owner's object, created from `manifest` where it does not exist yet.
 
         Raises:
             ExposeError: another object has the name.
+            PendingError: that is to be deleted.
             NotOwnerError: from the guard; nothing was created.
         """
         name = manifest["metadata"]["name"]
@@ -129,7 +133,8 @@ class ExposeRun:
             # An attempt whose response was lost has created it, or another client was faster.
             found = await self.read(resource, name)
             if found is None:
-                return Pending(PendingReason.NAME_TAKEN, f"{resource.kind} {name} was deleted just now")
+                text = f"{resource.kind} {name} was deleted just now"
+                raise PendingError(Pending(PendingReason.NAME_TAKEN, text)) from None
             return found
         self._seen.append((resource, created))
         extra = fields(
@@ -242,34 +247,26 @@ _CONTENT: Final = ("type", "data", "binaryData")
 _T = TypeVar("_T")
 
 
-async def check_copies(reader: Reader, plan: CopyPlan) -> Pending | None:
-    """Return why the objects cannot be copied yet; reads only.
+async def check_copies(reader: Reader, plan: CopyPlan) -> None:
+    """Check whether the objects can be copied; reads only.
 
     Raises:
         ExposeError: they never can: the permission is missing, or an object of another origin has the name.
+        PendingError: they cannot yet.
     """
     for resource, name in _objects(plan.needed):
-        source = await _read_source(reader, resource, plan.namespace, name)
-        if isinstance(source, Pending):
-            return source
+        await _read_source(reader, resource, plan.namespace, name)
         found = await _permitted(reader.read(resource, plan.owner.namespace, name), resource, plan.owner.namespace)
         if found is not None and not is_copy_for(found, plan.owner):
-            return check_copy(resource, found)
-    return None
+            raise PendingError(check_copy(resource, found))
 
 
-async def ensure_copies(run: ExposeRun, plan: CopyPlan) -> Pending | None:
-    """Create the copies that do not exist yet; None once all of them do. Errors are as for `check_copies` and `run`."""
+async def ensure_copies(run: ExposeRun, plan: CopyPlan) -> None:
+    """Create the copies that do not exist yet. Errors are as for `check_copies` and `run`."""
     for resource, name in _objects(plan.allowed):
-        copy = await _permitted(run.read(resource, name), resource, plan.owner.namespace)
-        if copy is None:
+        if await _permitted(run.read(resource, name), resource, plan.owner.namespace) is None:
             source = await _read_source(run.client, resource, plan.namespace, name)
-            if isinstance(source, Pending):
-                return source
-            copy = await run.ensure(resource, _build_copy(plan.owner, resource, source))
-        if isinstance(copy, Pending):
-            return copy
-    return None
+            await run.ensure(resource, _build_copy(plan.owner, resource, source))
 
 
 async def delete_copies(client: KubeClient, plan: CopyPlan) -> Pending | None:
@@ -291,10 +288,8 @@ async def delete_copies(client: KubeClient, plan: CopyPlan) -> Pending | None:
 
 def _objects(words: Iterable[str]) -> Iterator[tuple[Resource[ConfigObject], str]]:
     """Return resource and name of each of `words`; an annotation may hold anything, so others are ignored."""
-    for word in words:
-        kind, _, name = word.partition("/")
-        if kind in _KINDS and name:
-            yield _KINDS[kind], name
+    parts = (word.partition("/") for word in words)
+    return ((_KINDS[kind], name) for kind, _, name in parts if kind in _KINDS and name)
 
 
 async def _permitted(read: Awaitable[_T], resource: Resource, namespace: str) -> _T:
@@ -308,13 +303,11 @@ async def _permitted(read: Awaitable[_T], resource: Resource, namespace: str) ->
         ) from e
 
 
-async def _read_source(
-    reader: Reader, resource: Resource[ConfigObject], namespace: str, name: str
-) -> ConfigObject | Pending:
+async def _read_source(reader: Reader, resource: Resource[ConfigObject], namespace: str, name: str) -> ConfigObject:
     source = await _permitted(reader.read(resource, namespace, name), resource, namespace)
     if source is None:
         text = f"{resource.kind} {namespace}/{name} does not exist, and is to be copied for the volume"
-        return Pending(PendingReason.COPY_SOURCE_MISSING, text, blocked=True)
+        raise PendingError(Pending(PendingReason.COPY_SOURCE_MISSING, text, blocked=True))
     return source
 
 
@@ -329,7 +322,7 @@ def _build_copy(owner: Owner, resource: Resource, source: ConfigObject) -> Manif
     return resource.build(meta, **{key: source[key] for key in _CONTENT if key in source})
 
 
-async def ensure_cache(run: ExposeRun, cache: CacheVolume | None, *, node: str | None) -> CacheVolume | Pending | None:
+async def ensure_cache(run: ExposeRun, cache: CacheVolume | None, *, node: str | None) -> CacheVolume | None:
     """Return the cache that the owner's PVC holds, created where needed; None where there is none.
 
     A PVC that was created before an edit of the configuration holds what it was created for. `node`: where the cache
@@ -343,8 +336,6 @@ async def ensure_cache(run: ExposeRun, cache: CacheVolume | None, *, node: str |
         _log.warning("cannot create a cache volume, using the node's disk for the cache", extra=extra)
         return None
     claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, build_cache_claim(owner, cache, node=node))
-    if isinstance(claim, Pending):
-        return claim
     return cache.within(int(parse_quantity(claim["spec"]["resources"]["requests"]["storage"])) >> 30)
 
 

@@ -15,6 +15,7 @@ pkg/controller/volume/persistentvolume/pv_controller.go (when a volume and a PVC
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Final
@@ -24,7 +25,7 @@ from core.errors import ExposeError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError
 from core.kube.resources import NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, STORAGE_CLASSES
-from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, Pod, PodToleration
+from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, Pod
 from core.models.base import parse_time
 from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.phases import Interruption
@@ -34,11 +35,11 @@ from exposer.expose_run import ExposeRun, check_copies, delete_copies, ensure_ca
 from exposer.in_place import (
     OwnClaim,
     check_existing,
-    check_unused,
     delete_shown,
     device_name,
     ensure_shown,
     ensure_taken,
+    find_users,
     give_back,
     is_given_away,
     is_released,
@@ -55,7 +56,7 @@ from exposer.manifests import (
     point_at_claim,
     volume_mode,
 )
-from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, Reader, RestoreRequest
+from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, PendingError, Reader, RestoreRequest, or_pending
 from exposer.ownership import (
     BOUND_BY_CONTROLLER,
     DELETE,
@@ -95,25 +96,21 @@ class GenericRestoreExposer:
         self._client = client
         self._causes = causes
 
-    async def check(self, request: RestoreRequest, reader: Reader) -> Pending | None:
+    @or_pending
+    async def check(self, request: RestoreRequest, reader: Reader) -> None:
         """Return why the expose cannot start yet; reads only.
 
         Raises:
             ExposeError: the target PVC is already bound, or it requires a Windows node, and Velero has no agent there.
         """
         if request.for_windows:
-            return leave_to_velero(request.settings.template)
+            leave_to_velero(request.settings.template)
         target = await self._read_target(request, reader)
-        if isinstance(target, Pending):
-            return target
-        placement = await self._place(request, target, reader)
-        if isinstance(placement, Pending):
-            return placement
-        existing = await check_existing(request, target=target, reader=reader)
-        if isinstance(existing, Pending):
-            return existing
-        return await check_copies(reader, request.copies)
+        await self._place(request, target, reader)
+        await check_existing(request, target=target, reader=reader)
+        await check_copies(reader, request.copies)
 
+    @or_pending
     async def ensure(self, request: RestoreRequest, guard: Guard) -> Exposed | Pending:
         """Take the next steps and return the pod, or why it is pending.
 
@@ -127,16 +124,18 @@ class GenericRestoreExposer:
     async def confirm(self, request: RestoreRequest) -> None:
         """Raise ExposeError if anything else uses the existing volume, or a new one cannot get the target's mode."""
         if request.volume:
-            await check_unused(self._client, request.volume)
+            volume = await self._client.read(PERSISTENT_VOLUMES, "", request.volume)
+            if volume is not None and (users := await find_users(self._client, volume)):
+                raise ExposeError(f"PersistentVolume {request.volume} is in use: {users}")
         elif request.by_block:
             kept = await self.read_volume(request)
-            target = await self._read_target(request, self._client)
-            if kept.provisioned or isinstance(target, Pending) or volume_mode(target) is VolumeMode.BLOCK:
-                return
-            raise ExposeError(
-                f"PersistentVolumeClaim {request.owner.namespace}/{request.owner.name} was bound to the existing "
-                f"PersistentVolume {kept.pv_name}, whose volumeMode cannot become the target PVC's"
-            )
+            with suppress(PendingError):
+                target = await self._read_target(request, self._client)
+                if not kept.provisioned and volume_mode(target) is VolumeMode.FILESYSTEM:
+                    raise ExposeError(
+                        f"PersistentVolumeClaim {request.owner.namespace}/{request.owner.name} was bound to the "
+                        f"existing PersistentVolume {kept.pv_name}, whose volumeMode cannot become the target PVC's"
+                    )
 
     async def read_volume(self, request: RestoreRequest) -> KeptVolume:
         """Return the restored volume, before its rebind starts; raise ExposeError if PVC or volume no longer exist."""
@@ -157,7 +156,7 @@ class GenericRestoreExposer:
 
     async def withdraw(self, request: RestoreRequest, interruption: Interruption) -> Pending | None:
         """Delete the mover pod and, unless only the mover ended, its cache."""
-        return await withdraw_mover(self._client, request.owner, interruption, claim=cache_claim_name(request.owner))
+        return await withdraw_mover(self._client, request.owner, interruption)
 
     async def clean_up(self, request: RestoreRequest) -> Pending | None:
         """Delete the expose objects; None once nothing is left. A rebound volume stays."""
@@ -174,21 +173,14 @@ class GenericRestoreExposer:
         pending = pending or await delete_copies(self._client, request.copies)
         return pending or await delete_base(self._client, request)
 
-    async def _ensure_all(self, request: RestoreRequest, run: ExposeRun) -> Pod | Pending:
+    async def _ensure_all(self, request: RestoreRequest, run: ExposeRun) -> Pod:
         target = await self._read_target(request, self._client)
-        if isinstance(target, Pending):
-            return target
         placement = await self._place(request, target, self._client)
-        if isinstance(placement, Pending):
-            return placement
         first = request.owner.attempt == 1
         if first and placement.node and await self._is_gone(placement.node):
-            return await self._select_again(target, placement.node)
-        if pending := await ensure_copies(run, request.copies):
-            return pending
+            raise PendingError(await self._select_again(target, placement.node))
+        await ensure_copies(run, request.copies)
         claim = await self._ensure_claim(request, run, target, node=placement.node)
-        if isinstance(claim, Pending):
-            return claim
         if not first and claim["spec"].get("volumeName"):
             # The volume is there: the scheduler knows which nodes can reach it, if the consumer's node is lost.
             placement = replace(placement, node=None)
@@ -198,11 +190,13 @@ class GenericRestoreExposer:
             gone = selected != placement.node and await self._is_gone(selected)
             placement = replace(placement, node=None if gone else selected)
         cache = await ensure_cache(run, request.cache, node=placement.node)
-        if isinstance(cache, Pending):
-            return cache
         storage = await read_storage_access(self._client, request.owner.namespace, request.location)
         if placement.node or request.volume:
-            placement = replace(placement, tolerations=await self._read_tolerations(request))
+            # The scheduler chose the node of the target's consumer by these. A user who edits the PVC can name another
+            # node, but gets a mover no further than a pod.
+            selection = Selection(PODS, request.target_namespace, field_selector="status.phase=Pending")
+            tolerations = tolerations_of_consumers(await self._client.list(selection), request.target_claim)
+            placement = replace(placement, tolerations=tolerations)
         manifest = build_restore_pod(request, volume_mode(claim), placement=placement, storage=storage, cache=cache)
         return await run.ensure(PODS, manifest)
 
@@ -223,49 +217,34 @@ class GenericRestoreExposer:
 
     async def _ensure_claim(
         self, request: RestoreRequest, run: ExposeRun, target: PersistentVolumeClaim, *, node: str | None
-    ) -> PersistentVolumeClaim | Pending:
+    ) -> PersistentVolumeClaim:
         """Return the restore PVC; an existing volume is taken for it first."""
         await take_over_lent(self._client, request)
         existing = await check_existing(request, target=target, reader=self._client)
-        if isinstance(existing, Pending):
-            return existing
         if existing is not None:
             taken = await ensure_taken(self._client, run, request=request, volume=existing)
             existing = await ensure_shown(self._client, run, request=request, volume=taken)
-        if isinstance(existing, Pending):
-            return existing
         excluded = request.settings.excluded_metadata
         manifest = build_restore_claim(
             request.owner, target, node=node, excluded=excluded, volume=existing, by_block=request.by_block
         )
         return await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
 
-    async def _read_tolerations(self, request: RestoreRequest) -> tuple[PodToleration, ...]:
-        """Return the tolerations of the target's consumer: the scheduler chose the node by them.
-
-        A user who edits the PVC can name another node, but gets a mover no further than a pod.
-        """
-        pending = Selection(PODS, request.target_namespace, field_selector="status.phase=Pending")
-        return tolerations_of_consumers(await self._client.list(pending), request.target_claim)
-
-    async def _read_target(self, request: RestoreRequest, reader: Reader) -> PersistentVolumeClaim | Pending:
+    async def _read_target(self, request: RestoreRequest, reader: Reader) -> PersistentVolumeClaim:
         """Return the target PVC; raise ExposeError if it has a volume other than the one that is restored into."""
         namespace, name = request.target_namespace, request.target_claim
         place = f"target PVC {namespace}/{name}"
         target = await reader.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
-        if target is None:
-            return Pending(PendingReason.TARGET_CLAIM_ABSENT, f"{place} does not exist yet")
-        if target["metadata"].get("deletionTimestamp"):
-            return Pending(PendingReason.TARGET_CLAIM_ABSENT, f"{place} is being deleted")
+        if target is None or target["metadata"].get("deletionTimestamp"):
+            text = f"{place} does not exist yet" if target is None else f"{place} is being deleted"
+            raise PendingError(Pending(PendingReason.TARGET_CLAIM_ABSENT, text))
         if (volume := target["spec"].get("volumeName")) and volume != request.volume:
             raise ExposeError(f"cannot restore into {place}: it is already bound to PersistentVolume {volume}")
         _check_restore(request, target)
         return target
 
-    async def _place(
-        self, request: RestoreRequest, target: PersistentVolumeClaim, reader: Reader
-    ) -> Placement | Pending:
-        """Return the nodes for the volume and its mover, once they are known.
+    async def _place(self, request: RestoreRequest, target: PersistentVolumeClaim, reader: Reader) -> Placement:
+        """Return the nodes for the volume and its mover; PendingError: they are not known yet.
 
         With late binding, the consumer's node is the only one; otherwise the rules apply. To an existing volume the
         scheduler adds the nodes that can reach it. ExposeError: Windows is required.
@@ -280,12 +259,12 @@ class GenericRestoreExposer:
             if storage_class is None:
                 # To change one, it is deleted and created again.
                 text = f"StorageClass {class_name} of {place} does not exist"
-                return Pending(PendingReason.TARGET_CLASS_MISSING, text, blocked=True)
+                raise PendingError(Pending(PendingReason.TARGET_CLASS_MISSING, text, blocked=True))
             if binds_late(storage_class):
                 node = (target["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION)
                 if node:
                     return Placement(node=node)
-                return Pending(PendingReason.TARGET_CLAIM_UNCONSUMED, f"{place} is not used by a pod yet")
+                raise PendingError(Pending(PendingReason.TARGET_CLAIM_UNCONSUMED, f"{place} is not used by a pod yet"))
         return Placement(alternatives=request.settings.nodes.choose(class_name))
 
     async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
@@ -333,7 +312,12 @@ class GenericRestoreExposer:
                 return deleting
             reference = volume["spec"].get("claimRef") or {}
             if not reference.get("uid") or (target is not None and _claimed_by(volume, target)):
-                await self._release(request.owner, volume)
+                # Pointed at a deleted PVC, its controller reclaims it: if the target PVC was bound to another one, it
+                # was only made Available again. To delete the object is not enough: a provisioner acts on Released.
+                # Source: sig-storage-lib-external-provisioner v11, controller/controller.go.
+                owner = request.owner
+                patch: Manifest = {"spec": {"claimRef": point_at_claim(owner.namespace, owner.name, owner.uid)}}
+                await self._client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
         except NotFoundError:
             return None
         return pending if kept.provisioned else None
@@ -419,16 +403,6 @@ class GenericRestoreExposer:
         manifest = build_changed_volume(volume, fs_type=request.fs_type or kept.fs_type)
         await replace_volume(self._client, request.owner, volume, manifest)
         return _changing(kept)
-
-    async def _release(self, owner: Owner, volume: PersistentVolume) -> None:
-        """Point the volume at a deleted PVC, so that its controller reclaims it.
-
-        If the target PVC was bound to another one, the controller has only made this one Available again.
-        Deleting only the volume object is not enough: a provisioner acts once the volume is Released.
-        Source: sig-storage-lib-external-provisioner v11, controller/controller.go.
-        """
-        patch: Manifest = {"spec": {"claimRef": point_at_claim(owner.namespace, owner.name, owner.uid)}}
-        await self._client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
     async def _delete_pod_and_claim(
         self, owner: Owner, *, attached: str | None = None, names: Iterable[str] = ()

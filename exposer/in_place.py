@@ -16,7 +16,7 @@ pkg/controller/volume/persistentvolume/pv_controller.go (syncVolume, syncUnbound
 """
 
 import json
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from core.contract import VolumeMode
 from core.errors import ExposeError
@@ -33,7 +33,7 @@ from core.models.names import (
 from core.models.reasons import PendingReason
 from exposer.expose_run import ExposeRun
 from exposer.manifests import build_claim_reference, point_at_claim, volume_mode
-from exposer.model import Owner, Pending, Reader, RestoreRequest
+from exposer.model import Owner, Pending, PendingError, Reader, RestoreRequest
 from exposer.ownership import (
     BOUND_BY_CONTROLLER,
     RETAIN,
@@ -110,10 +110,10 @@ def read_claim_of(volume: PersistentVolume) -> OwnClaim | None:
 
 async def check_existing(
     request: RestoreRequest, *, target: PersistentVolumeClaim, reader: Reader
-) -> PersistentVolume | Pending | None:
-    """Return the existing volume of the request, or why it cannot be taken yet; None: a new one is restored into.
+) -> PersistentVolume | None:
+    """Return the existing volume of the request; None: a new one is restored into. It only reads.
 
-    It only reads. Raise ExposeError if it can never be restored into.
+    PendingError: it cannot be taken yet. ExposeError: it can never be restored into.
     """
     if request.volume is None:
         return None
@@ -124,25 +124,20 @@ async def check_existing(
     if is_taken_by(volume, request.owner):
         return volume
     if _taker(volume):
-        return _in_use(f"PersistentVolume {request.volume} is being restored by another DataDownload")
+        raise _in_use(f"PersistentVolume {request.volume} is being restored by another DataDownload")
     _check_owner(request, target, volume)
     shown = shown_name(request, volume)
     if shown != request.volume and (device := await reader.read(PERSISTENT_VOLUMES, "", shown)) is not None:
-        return _explain_name(device)
+        _reject_name(device)
     if users := await find_users(reader, volume):
-        return _in_use(f"PersistentVolume {request.volume} is in use: {users}")
-    return await find_detaching(reader, request.volume) or volume
+        raise _in_use(f"PersistentVolume {request.volume} is in use: {users}")
+    if pending := await find_detaching(reader, request.volume):
+        raise PendingError(pending)
+    return volume
 
 
-async def check_unused(client: KubeClient, name: str) -> None:
-    """Raise ExposeError if the storage of the existing volume of that name is used through another PersistentVolume."""
-    volume = await client.read(PERSISTENT_VOLUMES, "", name)
-    if volume is not None and (users := await find_users(client, volume)):
-        raise ExposeError(f"PersistentVolume {name} is in use: {users}")
-
-
-def _in_use(message: str) -> Pending:
-    return Pending(PendingReason.VOLUME_IN_USE, message, blocked=True)
+def _in_use(message: str) -> PendingError:
+    return PendingError(Pending(PendingReason.VOLUME_IN_USE, message, blocked=True))
 
 
 def _check_owner(request: RestoreRequest, target: PersistentVolumeClaim, volume: PersistentVolume) -> None:
@@ -186,8 +181,10 @@ async def find_users(reader: Reader, volume: PersistentVolume) -> str | None:
     others = [one for one in same if not _taker(one) or _taker(one) != _taker(volume)]
     for other in others:
         claim = other["spec"].get("claimRef") or {}
-        if pods := await _list_users(reader, claim):
-            return f"{', '.join(pods)} has PersistentVolume {other['metadata']['name']} of the same storage"
+        namespace, claim_name = claim.get("namespace", ""), claim.get("name", "")
+        pods = await reader.list(Selection(PODS, namespace)) if namespace and claim_name else []
+        if users := describe_users(pods, claim_name):
+            return f"{', '.join(users)} has PersistentVolume {other['metadata']['name']} of the same storage"
     names = sorted({one["metadata"]["name"] for one in others})
     nodes = await attached_nodes(reader, *names) if names else []
     text = f"PersistentVolume {', '.join(names)} of the same storage is on node {', '.join(nodes)}"
@@ -202,12 +199,6 @@ def _storage_of(volume: PersistentVolume) -> tuple[str, str] | None:
         nfs = volume["spec"].get("nfs") or {}
         found = (nfs.get("server", ""), nfs.get("path", ""))
     return found if all(found) else None
-
-
-async def _list_users(reader: Reader, claim: ObjectReference) -> list[str]:
-    namespace, name = claim.get("namespace", ""), claim.get("name", "")
-    pods = await reader.list(Selection(PODS, namespace)) if namespace and name else []
-    return describe_users(pods, name)
 
 
 def record_claim(request: RestoreRequest, policy: str) -> dict[str, str]:
@@ -263,11 +254,12 @@ async def ensure_taken(
 
 async def ensure_shown(
     client: KubeClient, run: ExposeRun, *, request: RestoreRequest, volume: PersistentVolume
-) -> PersistentVolume | Pending:
+) -> PersistentVolume:
     """Return the PersistentVolume for the restore PVC: `volume`, which is taken, or a second one for its device.
 
     Raises:
         ExposeError: another volume has its name, or the permission to create it is missing.
+        PendingError: the PersistentVolume of an earlier restore has its name.
         NotOwnerError: from the run's guard; nothing was created.
     """
     name = shown_name(request, volume)
@@ -285,17 +277,18 @@ async def ensure_shown(
                 f"no permission to create persistentvolumes, for the device of PersistentVolume {request.volume}: "
                 f"apply deploy/agent/rbac.yaml: {e}"
             ) from e
-    own = is_taken_by(found, request.owner) and not found["metadata"].get("deletionTimestamp")
-    return found if own else _explain_name(found)
+    if not is_taken_by(found, request.owner) or found["metadata"].get("deletionTimestamp"):
+        _reject_name(found)
+    return found
 
 
-def _explain_name(device: PersistentVolume) -> Pending:
-    """Return that the PersistentVolume of an earlier restore must go first; ExposeError: no restore created it."""
+def _reject_name(device: PersistentVolume) -> NoReturn:
+    """Raise PendingError: the one of an earlier restore must go first; or ExposeError: no restore created it."""
     place = f"PersistentVolume {device['metadata']['name']}"
     # One that is given back to a PVC is itself an existing volume, whose name happens to end so.
     if not _taker(device) or read_claim_of(device) is not None:
         raise ExposeError(f"{place} already exists and was created by no restore: a restore by block needs its name")
-    return Pending(PendingReason.NAME_TAKEN, f"{place} of an earlier restore must be deleted first")
+    raise PendingError(Pending(PendingReason.NAME_TAKEN, f"{place} of an earlier restore must be deleted first"))
 
 
 async def delete_shown(client: KubeClient, taker: str, name: str) -> Pending | None:
@@ -332,13 +325,10 @@ def is_released(volume: PersistentVolume, request: RestoreRequest, target: Persi
     A later restore may have released it once more, and must find it as it left it: a command records its name, and a
     Velero server writes it on the PVC that it recreates.
     """
-    meta, reference = volume["metadata"], volume["spec"].get("claimRef") or {}
-    if IN_PLACE_LABEL in (meta.get("labels") or {}):
-        return False
-    if not _refers_to(reference, request.target_namespace, request.target_claim):
-        return False
-    if target is not None and reference.get("uid") == target["metadata"]["uid"]:
-        # Also one that is being deleted.
+    reference = volume["spec"].get("claimRef") or {}
+    # Also to one that is being deleted.
+    bound = target is not None and reference.get("uid") == target["metadata"]["uid"]
+    if _taker(volume) or bound or not _refers_to(reference, request.target_namespace, request.target_claim):
         return False
     if recorded := read_released_claim(volume):
         return recorded[0] == request.restore

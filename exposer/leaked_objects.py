@@ -135,7 +135,6 @@ class LeakedObjects:
     bases: list[VolumeSnapshotContent] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """Return whether there is anything."""
         return bool(self.objects or self.taken or self.shown or self.bases)
 
     def of(self, resource: Resource[ObjectT]) -> list[ObjectT]:
@@ -209,7 +208,7 @@ async def delete_leaked_objects(client: KubeClient, leaked: LeakedObjects) -> st
         _delete_bases,
     )
     for step in steps:
-        if pending := await step(client, leaked):
+        if pending := [one.message for one in await step(client, leaked) if one is not None]:
             return "; ".join(pending)
     return None
 
@@ -239,26 +238,25 @@ async def _refers_to_deleted_claim(client: KubeClient, volume: PersistentVolume,
     return claim is None or claim["metadata"]["uid"] != reference["uid"]
 
 
-def _messages(pending: Iterable[Pending | None]) -> list[str]:
-    return [one.message for one in pending if one is not None]
+_Pending = list[Pending | None]
 
 
-async def _delete_all(client: KubeClient, leaked: LeakedObjects, resources: Iterable[Resource]) -> list[str]:
-    return _messages([await delete_object(client, each, obj) for each in resources for obj in leaked.of(each)])
+async def _delete_all(client: KubeClient, leaked: LeakedObjects, resources: Iterable[Resource]) -> _Pending:
+    return [await delete_object(client, each, obj) for each in resources for obj in leaked.of(each)]
 
 
-async def _delete_claims(client: KubeClient, leaked: LeakedObjects) -> list[str]:
+async def _delete_claims(client: KubeClient, leaked: LeakedObjects) -> _Pending:
     claims, contents = leaked.of(PERSISTENT_VOLUME_CLAIMS), leaked.of(VOLUME_SNAPSHOT_CONTENTS)
-    return _messages([await delete_with_volume(client, claim, *contents) for claim in claims])
+    return [await delete_with_volume(client, claim, *contents) for claim in claims]
 
 
-async def _delete_shown(client: KubeClient, leaked: LeakedObjects) -> list[str]:
+async def _delete_shown(client: KubeClient, leaked: LeakedObjects) -> _Pending:
     """Delete the PersistentVolumes that showed the devices of existing volumes, once they are detached."""
-    pending = []
-    for name in [volume["metadata"]["name"] for volume in leaked.shown]:
-        detaching = await find_detaching(client, name)
-        pending.append(detaching or await delete_shown(client, leaked.uid, existing_name(name)))
-    return _messages(pending)
+    names = [volume["metadata"]["name"] for volume in leaked.shown]
+    return [
+        await find_detaching(client, name) or await delete_shown(client, leaked.uid, existing_name(name))
+        for name in names
+    ]
 
 
 def _is_lent(volume: PersistentVolume) -> bool:
@@ -267,9 +265,9 @@ def _is_lent(volume: PersistentVolume) -> bool:
     return claim is None or (reference.get("namespace"), reference.get("name")) != claim[1:]
 
 
-async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> list[str]:
+async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> _Pending:
     """Give existing volumes back to their PVCs, once they are detached: no pod and no PVC of the restore is left."""
-    pending = []
+    pending: _Pending = []
     for volume in leaked.taken:
         if (claim := read_claim_of(volume)) is None:
             continue
@@ -279,27 +277,27 @@ async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> list[
             continue
         with suppress(NotFoundError):
             await give_back(client, volume, claim)
-    return _messages(pending)
+    return pending
 
 
-async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> list[str]:
+async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> _Pending:
     """Return the volumes that still exist; their PVCs are deleted, so their provisioner deletes them."""
     volumes, contents = leaked.of(PERSISTENT_VOLUMES), leaked.of(VOLUME_SNAPSHOT_CONTENTS)
     for volume in volumes:
         with suppress(NotFoundError):
             await set_reclaim_policy(client, volume, DELETE)
     if volumes or not contents:
-        return [describe_reclaim(one).message for one in volumes]
+        return [describe_reclaim(one) for one in volumes]
     bound = {claim["spec"].get("volumeName") for claim in leaked.of(PERSISTENT_VOLUME_CLAIMS)}
     names = {*filter(None, bound), *(name for content in contents for name in recorded_volumes(content))}
-    return _messages([await find_snapshot_volume(client, names)])
+    return [await find_snapshot_volume(client, names)]
 
 
-async def _delete_snapshots(client: KubeClient, leaked: LeakedObjects) -> list[str]:
+async def _delete_snapshots(client: KubeClient, leaked: LeakedObjects) -> _Pending:
     for content in leaked.of(VOLUME_SNAPSHOT_CONTENTS):
         await settle_source(client, content)
-    return _messages([await delete_backup_snapshot(client, snapshot) for snapshot in leaked.of(VOLUME_SNAPSHOTS)])
+    return [await delete_backup_snapshot(client, snapshot) for snapshot in leaked.of(VOLUME_SNAPSHOTS)]
 
 
-async def _delete_bases(client: KubeClient, leaked: LeakedObjects) -> list[str]:
-    return _messages([await delete_base_snapshot(client, content) for content in leaked.bases])
+async def _delete_bases(client: KubeClient, leaked: LeakedObjects) -> _Pending:
+    return [await delete_base_snapshot(client, content) for content in leaked.bases]

@@ -38,8 +38,8 @@ _BINDING_ANNOTATIONS: Final = (
 """What controllers record on one PVC about its own volume; another PVC must not have it."""
 
 _WRITABLE: Final = "ReadWriteOnce"
-_READ_ONLY: Final = "ReadOnlyMany"
-_ONE_POD: Final = "ReadWriteOncePod"
+READ_ONLY: Final = "ReadOnlyMany"
+ONE_POD: Final = "ReadWriteOncePod"
 
 _COPIED_SPEC: Final = ("accessModes", "resources", "storageClassName", "volumeMode", "volumeAttributesClassName")
 """What a volume must match to be bound to the target PVC later."""
@@ -60,16 +60,6 @@ def point_at_claim(namespace: str, name: str, uid: str | None = None) -> Manifes
     return build_claim_reference(namespace, name) | {"uid": uid, "resourceVersion": None}
 
 
-def claim_for_one_pod(claim: PersistentVolumeClaim) -> bool:
-    """Return whether a single pod may use the PVC."""
-    return bool(claim["spec"].get("accessModes") == [_ONE_POD])
-
-
-def claim_read_only(claim: PersistentVolumeClaim) -> bool:
-    """Return whether the PVC's volume is read-only."""
-    return bool(claim["spec"].get("accessModes") == [_READ_ONLY])
-
-
 def cache_claim_name(owner: Owner) -> str:
     """Return the name of the cache PVC."""
     return f"{owner.name}-cache"
@@ -78,10 +68,10 @@ def cache_claim_name(owner: Owner) -> str:
 def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode) -> Manifest:
     """Return the PVC that is provisioned from the backup VolumeSnapshot; `size` is a quantity, `mode` the source's."""
     settings = request.backup_pvc
-    writable = _ONE_POD if settings.one_pod else _WRITABLE
+    writable = ONE_POD if settings.one_pod else _WRITABLE
     mode = VolumeMode.BLOCK if request.by_block else mode
     spec = build_snapshot_spec(request.owner.name, request.backup_class, size=size, mode=mode)
-    spec["accessModes"] = [_READ_ONLY if settings.read_only else writable]
+    spec["accessModes"] = [READ_ONLY if settings.read_only else writable]
     return _build_claim(request.owner, request.owner.name, spec, annotations=dict(settings.annotations))
 
 

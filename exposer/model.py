@@ -1,8 +1,10 @@
 """Inputs and results of exposers: owners, requests, exposed volumes and pending reasons. Does no I/O."""
 
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, Protocol, Self
+from functools import wraps
+from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar
 
 from core.contract import MoverVerb
 from core.errors import AgentError, ExposeError
@@ -24,10 +26,9 @@ NOT_WINDOWS: Final[NodeRequirement] = {"key": "kubernetes.io/os", "operator": "N
 class NotOwnerError(AgentError):
     """The custom resource is no longer this agent's to expose.
 
-    `ended` is true where no agent continues with it (final, deleted, or recreated with another
-    UID): an exposer then deletes by UID what its run created or read for that owner. Where another
-    agent continues (another node label, a later phase) everything stays: the other agent continues
-    with these objects.
+    `ended` is true where no agent continues with it (final, deleted, or recreated with another UID): an exposer then
+    deletes by UID what its run created or read for that owner. Where another agent continues (another node label, a
+    later phase) everything stays: the other agent continues with these objects.
     """
 
     def __init__(self, message: str, *, ended: bool) -> None:
@@ -114,6 +115,31 @@ class Pending:
     timeout: timedelta | None = None
 
 
+class PendingError(AgentError):
+    """The step ends here: the expose is pending."""
+
+    def __init__(self, pending: Pending) -> None:
+        super().__init__(pending.message)
+        self.pending = pending
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def or_pending(step: Callable[_P, Awaitable[_T]]) -> Callable[_P, Coroutine[Any, Any, _T | Pending]]:
+    """Have `step` return what it is pending for, instead of raising PendingError."""
+
+    @wraps(step)
+    async def run(*args: _P.args, **kwargs: _P.kwargs) -> _T | Pending:
+        try:
+            return await step(*args, **kwargs)
+        except PendingError as e:
+            return e.pending
+
+    return run
+
+
 @dataclass(frozen=True)
 class KeptVolume:
     """A restored volume: its PersistentVolume, and the reclaim policy it came with.
@@ -164,11 +190,10 @@ class CopyPlan:
 class SnapshotRequest:
     """Expose the data of a CSI snapshot in a mover pod.
 
-    `location` is the name of the BackupStorageLocation, here and in the other requests; `copied` is what the
-    custom resource was accepted with (`CopyPlan.recorded`).
-    `requested_at` is when the transfer was created, by the API server's clock: a snapshot of the same
-    name that was created later is a different one. `by_block`: as a device, also where the source has a file system.
-    `fell_back`: no longer, since an earlier step found that its class has none.
+    `location` is the name of the BackupStorageLocation, here and in the other requests; `copied` is what the custom
+    resource was accepted with (`CopyPlan.recorded`). `requested_at` is when the transfer was created, by the API
+    server's clock: a snapshot of the same name that was created later is a different one. `by_block`: as a device, also
+    where the source has a file system. `fell_back`: no longer, since an earlier step found that its class has none.
     `completed`: the backup is complete.
     """
 

@@ -58,7 +58,7 @@ from core.models.names import (
 )
 from core.models.phases import Interruption
 from core.models.reasons import PendingReason
-from exposer.manifests import GOING_ON, VOLUME_ANNOTATION, find_code, read_error, recorded_volumes
+from exposer.manifests import GOING_ON, VOLUME_ANNOTATION, cache_claim_name, find_code, read_error, recorded_volumes
 from exposer.model import Owner, Pending, Reader
 
 _log = logging.getLogger(__name__)
@@ -371,14 +371,14 @@ def without_marks(volume: PersistentVolume, policy: str | None = None) -> Manife
     return {"metadata": marks, "spec": {"persistentVolumeReclaimPolicy": policy or original_policy(volume)}}
 
 
-async def withdraw_mover(client: KubeClient, owner: Owner, interruption: Interruption, *, claim: str) -> Pending | None:
-    """Delete an interrupted attempt's mover pod and, unless only the mover ended, the PVC `claim`; None: both are gone.
+async def withdraw_mover(client: KubeClient, owner: Owner, interruption: Interruption) -> Pending | None:
+    """Delete an interrupted attempt's mover pod and, unless only the mover ended, its cache; None: both are gone.
 
-    The pod's node may be the only one that reaches the volume of the PVC.
+    The pod's node may be the only one that reaches the volume of the cache.
     """
     if pending := await delete_owned(client, owner, PODS):
         return pending
-    return None if interruption.in_place else await delete_claim(client, owner, claim)
+    return None if interruption.in_place else await delete_claim(client, owner, cache_claim_name(owner))
 
 
 async def delete_with_volume(
@@ -386,10 +386,9 @@ async def delete_with_volume(
 ) -> Pending | None:
     """Delete `claim`, as it was just read, and have its volume reclaimed, whatever its class specifies.
 
-    The volume gets the `marks`, if there are any.
-    Before, the volume is recorded on the `contents`, whose snapshots must be deleted after it: nothing else names it
-    then. A claim that is being provisioned is waited for if nothing would name the volume. One that is bound to another
-    PVC, or was not provisioned for this one, is left alone.
+    The volume gets the `marks`, if there are any. Before, the volume is recorded on the `contents`, whose snapshots
+    must be deleted after it: nothing else names it then. A claim that is being provisioned is waited for if nothing
+    would name the volume. One that is bound to another PVC, or was not provisioned for this one, is left alone.
     """
     name = claim["spec"].get("volumeName")
     for content in contents:
@@ -485,7 +484,9 @@ async def is_being_provisioned(client: KubeClient, claim: PersistentVolumeClaim)
     retained = found.get("reclaimPolicy", DELETE) != DELETE
     if not retained and not claim["spec"].get("dataSource"):
         return False
-    code = await _read_last_error(client, claim)
+    failures = [one for one in await read_events(client, claim) if one.get("reason") == "ProvisioningFailed"]
+    last = max(failures, key=lambda event: str(event.get("lastTimestamp") or ""), default=None)
+    code = find_code(last.get("message") or "") if last is not None else None
     return code not in _REFUSALS if retained else code in GOING_ON
 
 
@@ -493,13 +494,6 @@ _REFUSALS: Final = frozenset(
     {"FailedPrecondition", "InvalidArgument", "NotFound", "OutOfRange", "ResourceExhausted", "Unimplemented"}
 )
 """Codes by which a driver refuses to create a volume. Source: CSI 1.12, spec.md (CreateVolume)."""
-
-
-async def _read_last_error(client: KubeClient, claim: PersistentVolumeClaim) -> str | None:
-    """Return the code of the last error that the driver has answered for `claim`; None: it has none."""
-    events = [one for one in await read_events(client, claim) if one.get("reason") == "ProvisioningFailed"]
-    last = max(events, key=lambda event: str(event.get("lastTimestamp") or ""), default=None)
-    return find_code(last.get("message") or "") if last is not None else None
 
 
 async def delete_claim(client: KubeClient, owner: Owner, name: str, *, marks: Manifest | None = None) -> Pending | None:

@@ -70,15 +70,14 @@ Source: Velero v1.18, pkg/install/daemonset.go.
 class Placement:
     """The eligible nodes; every field but the last narrows them.
 
-    `node` is the only eligible node, `avoid_nodes` are excluded. `alternatives` come from rules;
-    `topology` holds the `nodeSelectorTerms` of a volume; one must match. `tolerations` are
-    added to what all movers have.
+    `node` is the only eligible node, `avoid_nodes` are excluded. `alternatives` come from rules; `topology` holds the
+    `nodeSelectorTerms` of a volume; one must match. `tolerations` are added to what all movers have.
     """
 
     node: str | None = None
     avoid_nodes: tuple[str, ...] = ()
     alternatives: Alternatives = ()
-    topology: tuple[NodeSelectorTerm, ...] = field(default=())
+    topology: tuple[NodeSelectorTerm, ...] = ()
     tolerations: tuple[PodToleration, ...] = ()
 
 
@@ -129,12 +128,11 @@ class MoverVolume:
 class MoverPod:
     """What one mover pod differs in from all others.
 
-    `args` lack the paths, and `storage` is what the pod needs to reach the bucket.
-    `label` is the label that names its custom resource, `group` Velero's spread key.
-    `node` is the node that the pod is bound to without the scheduler; None: the scheduler places it.
-    `tolerations` are added to inherited and configured ones. `privileged` of None leaves that to
-    the cluster. With `no_relabeling` the volume keeps its SELinux labels; with `label_at_mount` it gets
-    the pod's by a mount option. `token_audience` is the audience of its token; None: it gets none.
+    `args` lack the paths, and `storage` is what the pod needs to reach the bucket. `label` is the label that names its
+    custom resource, `group` Velero's spread key. `node` is the node that the pod is bound to without the scheduler;
+    None: the scheduler places it. `privileged` of None leaves that to the cluster. With `no_relabeling` the volume
+    keeps its SELinux labels; with `label_at_mount` it gets the pod's by a mount option. `token_audience` is the
+    audience of its token; None: it gets none.
     """
 
     owner: Owner
@@ -147,7 +145,6 @@ class MoverPod:
     group: str | None = None
     placement: Placement = field(default_factory=Placement)
     node: str | None = None
-    tolerations: tuple[PodToleration, ...] = ()
     privileged: bool | None = None
     no_relabeling: bool = False
     label_at_mount: bool = False
@@ -174,7 +171,8 @@ def build_pod_files(plan: MoverPod, expose: ExposeSettings) -> PodFiles:
     template = expose.template
     storage = replace(plan.storage, read_only=True) if plan.args.verb in _READERS else plan.storage
     repository = expose.repository_volume(plan.storage)
-    uid, volume, scratch = plan.owner.uid, plan.volume, _scratch_path(template)
+    env, scratch = _build_env(template)
+    uid, volume = plan.owner.uid, plan.volume
     block = volume is not None and volume.mode is VolumeMode.BLOCK
     # A device node cannot be created in a file system of the node.
     volume_path = None if volume is None else f"/{uid}" if block else f"{scratch}/{_VOLUME_NAME}"
@@ -188,7 +186,6 @@ def build_pod_files(plan: MoverPod, expose: ExposeSettings) -> PodFiles:
     if not any(mount["mountPath"] == scratch for mount in mounts):
         inherited.append({"name": _SCRATCH_VOLUME, "emptyDir": {}})
         mounts.insert(0, {"name": _SCRATCH_VOLUME, "mountPath": scratch})
-    env = _build_env(template)
     if plan.label and template.host_pods:
         # There the agent of the node finds the mover's Events.
         inherited.append({"name": EVENTS_VOLUME, "emptyDir": {}})
@@ -258,18 +255,11 @@ def _inherited_mounts(template: AgentTemplate, storage: StorageAccess, scratch: 
     return mounts
 
 
-def _scratch_path(template: AgentTemplate) -> str:
-    """Return the directory for temporary files that the agent's environment names, or the default."""
-    for variable in template.env:
-        if variable.get("name") == _SCRATCH_VARIABLE and variable.get("value"):
-            return posixpath.normpath(str(variable["value"]))
-    return _SCRATCH_PATH
-
-
-def _build_env(template: AgentTemplate) -> list[EnvVar]:
-    if any(variable.get("name") == _SCRATCH_VARIABLE for variable in template.env):
-        return list(template.env)
-    return [*template.env, {"name": _SCRATCH_VARIABLE, "value": _SCRATCH_PATH}]
+def _build_env(template: AgentTemplate) -> tuple[list[EnvVar], str]:
+    """Return the environment, and the directory for temporary files that the agent's names, or the default."""
+    named = [variable.get("value") for variable in template.env if variable["name"] == _SCRATCH_VARIABLE]
+    default: list[EnvVar] = [] if named else [{"name": _SCRATCH_VARIABLE, "value": _SCRATCH_PATH}]
+    return [*template.env, *default], posixpath.normpath(next(filter(None, named), _SCRATCH_PATH))
 
 
 _NO_RELABELING: Final = "spc_t"
@@ -372,7 +362,7 @@ def _build_tolerations(plan: MoverPod, template: AgentTemplate, settings: PodSet
     tolerations = (
         *(template.all_tolerations if settings.inherit_tolerations else template.tolerations),
         *settings.tolerations,
-        *plan.tolerations,
+        *plan.placement.tolerations,
     )
     return [toleration for index, toleration in enumerate(tolerations) if toleration not in tolerations[:index]]
 

@@ -64,10 +64,9 @@ _T = TypeVar("_T", Container, ContainerStatus)
 class PodEnd:
     """How a mover pod terminated.
 
-    `exit_code` is None where no container terminated; `message` is the termination message, or the
-    pod's own where there is none, or how an init container failed; `reason` is, for example,
-    `OOMKilled` or `Evicted`. `memory_limit` is the container's, a quantity; None where it has none, or
-    the pod was being deleted.
+    `exit_code` is None where no container terminated; `message` is the termination message, or the pod's own where
+    there is none, or how an init container failed; `reason` is, for example, `OOMKilled` or `Evicted`. `memory_limit`
+    is the container's, a quantity; None where it has none, or the pod was being deleted.
     """
 
     exit_code: int | None
@@ -220,18 +219,15 @@ def _diagnose_placement(pod: Pod, status: PodStatus, place: str) -> Pending:
 
 def _waiting_state(status: PodStatus) -> Waiting:
     """Return the state of the first waiting container; an empty one where none is waiting."""
-    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
-        if waiting := (container.get("state") or {}).get("waiting"):
-            return waiting
-    return {}
+    every = (*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or []))
+    waiting = ((container.get("state") or {}).get("waiting") for container in every)
+    return next(filter(None, waiting), Waiting())
 
 
 def find_condition(status: PodStatus, name: str) -> Condition:
     """Return a condition that is true, or PodScheduled in any state; empty if there is none."""
-    for condition in status.get("conditions") or []:
-        if condition.get("type") == name and (name == "PodScheduled" or condition.get("status") == "True"):
-            return condition
-    return {}
+    named = (one for one in status.get("conditions") or [] if one.get("type") == name)
+    return next((one for one in named if name == "PodScheduled" or one.get("status") == "True"), Condition())
 
 
 def join_text(reason: str, message: str) -> str:

@@ -14,7 +14,7 @@ from exposer.causes import CauseFinder
 from exposer.expose_run import ExposeRun, ensure_cache, read_storage_access
 from exposer.in_place import find_users
 from exposer.manifests import cache_claim_name
-from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, Reader, WorkloadRef
+from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, Reader, WorkloadRef, or_pending
 from exposer.ownership import delete_claim, delete_owned, read_owned, withdraw_mover
 from exposer.pods import build_pod_volume_pod
 from exposer.settings import read_exclusions
@@ -137,6 +137,7 @@ class PodVolumeExposer:
             return f"{place} is in use: {use}: a restore in place needs it alone"
         return None
 
+    @or_pending
     async def ensure(self, request: PodVolumeRequest, guard: Guard) -> Exposed | Pending:
         """Create the mover pod and return it, or why it is pending.
 
@@ -155,7 +156,7 @@ class PodVolumeExposer:
 
     async def withdraw(self, request: PodVolumeRequest, interruption: Interruption) -> Pending | None:
         """Delete the mover pod and, unless only the mover ended, its cache."""
-        return await withdraw_mover(self._client, request.owner, interruption, claim=cache_claim_name(request.owner))
+        return await withdraw_mover(self._client, request.owner, interruption)
 
     async def clean_up(self, request: PodVolumeRequest) -> Pending | None:
         """Delete mover pod and cache PVC; None once they are deleted."""
@@ -163,11 +164,9 @@ class PodVolumeExposer:
         pending = await delete_owned(self._client, owner, PODS)
         return pending or await delete_claim(self._client, owner, cache_claim_name(owner))
 
-    async def _ensure_all(self, request: PodVolumeRequest, run: ExposeRun, located: LocatedVolume) -> Pod | Pending:
+    async def _ensure_all(self, request: PodVolumeRequest, run: ExposeRun, located: LocatedVolume) -> Pod:
         found = replace(located, directory=self._find_directory(request, located))
         cache = await ensure_cache(run, request.cache, node=located.node)
-        if isinstance(cache, Pending):
-            return cache
         storage = await read_storage_access(self._client, request.owner.namespace, request.location)
         return await run.ensure(PODS, build_pod_volume_pod(request, found, storage=storage, cache=cache))
 

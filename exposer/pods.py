@@ -41,7 +41,7 @@ from core.models.names import (
 from core.models.storage import DEFAULT_CACHE_LIMIT_MIB, BlockHash
 from core.models.transfer_settings import Compression
 from core.mover_specs import InitRepository, MaintainRepository, MoverSpec, SendFiles, ValidateLocation, VerifySnapshots
-from exposer.manifests import cache_claim_name, claim_for_one_pod, claim_read_only, volume_mode
+from exposer.manifests import ONE_POD, READ_ONLY, cache_claim_name, volume_mode
 from exposer.model import LocatedVolume, Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest
 from exposer.pod_manifest import (
     MoverPod,
@@ -76,7 +76,8 @@ def build_backup_pod(
     """
     if tracked is not None and service is not None:
         tracked = replace(tracked, metadata=SnapshotMetadata(address=service["address"], ca_cert=service["caCert"]))
-    owner, mode, read_only = request.owner, volume_mode(claim), claim_read_only(claim)
+    owner, mode, access = request.owner, volume_mode(claim), claim["spec"].get("accessModes")
+    read_only = access == [READ_ONLY]
     volume: ClaimSource = {"claimName": owner.name}
     if read_only:
         volume["readOnly"] = True
@@ -97,7 +98,7 @@ def build_backup_pod(
         group=_SNAPSHOT_GROUP,
         placement=placement,
         no_relabeling=read_only and request.backup_pvc.no_relabeling,
-        label_at_mount=claim_for_one_pod(claim),
+        label_at_mount=access == [ONE_POD],
         token_audience=service["audience"] if tracked is not None and service is not None else None,
     )
     return build_mover_pod(plan, request.settings)
@@ -112,24 +113,17 @@ def build_restore_pod(
     cache: CacheVolume | None = None,
 ) -> Manifest:
     """Return the pod that restores into a new volume; without a `cache` volume its cache is on the node."""
-    owner = request.owner
+    owner, options = request.owner, request.settings.mover_options(request.operation_timeout)
     plan = MoverPod(
         owner=owner,
         name=owner.name,
-        args=_build_args(
-            owner,
-            MoverVerb.RESTORE,
-            "data-download",
-            request.settings.mover_options(request.operation_timeout),
-            cache,
-        ),
+        args=_build_args(owner, MoverVerb.RESTORE, "data-download", options, cache),
         storage=storage,
         volume=MoverVolume({"persistentVolumeClaim": {"claimName": owner.name}}, mode),
         cache_claim=cache_claim_name(owner) if cache else None,
         label=DATA_DOWNLOAD_LABEL,
         group=_RESTORE_GROUP,
         placement=placement,
-        tolerations=placement.tolerations,
     )
     return build_mover_pod(plan, request.settings)
 
@@ -147,12 +141,9 @@ def build_pod_volume_pod(
     args = _build_args(owner, request.verb, kind_flag, request.settings.mover, cache)
     args = replace(args, followed=located.followed)
     if backup:
+        namespace = request.workload.namespace
         args = _choose_for_backup(
-            args,
-            request.settings,
-            namespace=request.workload.namespace,
-            storage_class=located.storage_class,
-            excluded=located.excluded,
+            args, request.settings, namespace=namespace, storage_class=located.storage_class, excluded=located.excluded
         )
     plan = MoverPod(
         owner=owner,
@@ -168,7 +159,7 @@ def build_pod_volume_pod(
         cache_claim=cache_claim_name(owner) if cache else None,
         label=POD_VOLUME_BACKUP_LABEL if backup else POD_VOLUME_RESTORE_LABEL,
         node=located.node,
-        tolerations=located.tolerations,
+        placement=Placement(tolerations=located.tolerations),
         privileged=request.settings.pod.privileged_fs_backup,
     )
     return build_mover_pod(plan, request.settings)
@@ -325,13 +316,9 @@ def build_command_job(run: MaintenanceRun, expose: ExposeSettings, spec: MoverSp
     Its labels say that it is neither maintenance nor a transfer's. A verification may take as long as the settings of
     `run` say.
     """
-    match spec:
-        case VerifySnapshots():
-            seconds = int(run.settings.active_deadline.total_seconds())
-        case SendFiles():
-            seconds = _SEND_DEADLINE_SECONDS
-        case _:
-            seconds = _REPORT_DEADLINE_SECONDS
+    seconds = _SEND_DEADLINE_SECONDS if isinstance(spec, SendFiles) else _REPORT_DEADLINE_SECONDS
+    if isinstance(spec, VerifySnapshots):
+        seconds = int(run.settings.active_deadline.total_seconds())
     labels = {_LABELS[spec.verb]: label_value(run.owner.name)}
     more = {"activeDeadlineSeconds": seconds, "ttlSecondsAfterFinished": _REPORT_KEPT_SECONDS}
     return _build_job(run, labels, more, _build_template(run, expose, spec, seconds))
@@ -353,16 +340,9 @@ def _build_template(run: MaintenanceRun, expose: ExposeSettings, spec: MoverSpec
         annotations=dict(configured.annotations),
     )
     args = complete_spec(spec, run.owner, expose.mover)
-    placement = Placement(alternatives=configured.alternatives)
-    plan = MoverPod(
-        run.owner,
-        run.name,
-        args,
-        run.storage,
-        volume=run.volume,
-        placement=placement,
-        tolerations=(*_TOLERATIONS, *configured.tolerations),
-    )
+    tolerations = (*_TOLERATIONS, *configured.tolerations)
+    placement = Placement(alternatives=configured.alternatives, tolerations=tolerations)
+    plan = MoverPod(run.owner, run.name, args, run.storage, volume=run.volume, placement=placement)
     pod = build_mover_pod(plan, replace(expose, pod=pod_settings))
     meta, pod_spec = pod["metadata"], pod["spec"]
     (container,) = pod_spec["containers"]

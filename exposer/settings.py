@@ -104,9 +104,8 @@ class PodSettings:
 class StorageAccess:
     """What a mover pod inherits in order to reach the bucket; by default nothing.
 
-    `inherits_credentials` is whether its location has no credentials of its own. `directory` is an
-    absolute path in the pod that holds the repository; None: a bucket does. With `read_only` the
-    pod cannot write to that directory.
+    `inherits_credentials` is whether its location has no credentials of its own. `directory` is an absolute path in the
+    pod that holds the repository; None: a bucket does. With `read_only` the pod cannot write to that directory.
     """
 
     inherits_credentials: bool = False
@@ -207,15 +206,6 @@ class CacheRule:
     limit_mib: int
     threshold_mib: int = 0
 
-    def volume_for(self, snapshot_bytes: int | None) -> CacheVolume | None:
-        """Return the cache volume for a restore of `snapshot_bytes`; None: the size is unknown.
-
-        Source: Velero v1.18, getCacheVolumeSize in pkg/exposer/cache_volume.go.
-        """
-        if not self.limit_mib or (snapshot_bytes and snapshot_bytes < self.threshold_mib * _MIB_IN_A_GIB**2):
-            return None
-        return CacheVolume(self.storage_class, self.limit_mib)
-
 
 @dataclass(frozen=True)
 class CompressionRules:
@@ -293,16 +283,14 @@ class PlacementRules:
 class ExposeSettings:
     """All settings of an expose: what every mover pod inherits, its configuration, and the rules for volumes.
 
-    `excluded_metadata` is how the keys of tenants' annotations and labels begin that are not copied.
-    `backup_pvcs` are keyed by the storage class of the source. A `cache` of None: no restore gets a
-    cache volume. `repository_volumes` are mounted by the pods of a location whose directory is in them.
-    In volumes of `ignore_files_namespaces`, files named `.kopiaignore` have an effect; in volumes of
-    `read_all_files_namespaces`, backups also read files whose size and time are unchanged since the last one.
-    Volumes of `block_classes` are preferably backed up by block.
-    `exclusions` say what backups leave out.
-    `restore_copies` are the Secrets and ConfigMaps of the target's namespace that the driver
-    needs beside the PVC of a restore. `retries` are the rules of kinds with other than the default ones, of
-    which those for memory apply.
+    `excluded_metadata` is how the keys of tenants' annotations and labels begin that are not copied. `backup_pvcs` are
+    keyed by the storage class of the source. A `cache` of None: no restore gets a cache volume. `repository_volumes`
+    are mounted by the pods of a location whose directory is in them. In volumes of `ignore_files_namespaces`, files
+    named `.kopiaignore` have an effect; in volumes of `read_all_files_namespaces`, backups also read files whose size
+    and time are unchanged since the last one. Volumes of `block_classes` are preferably backed up by block.
+    `exclusions` say what backups leave out. `restore_copies` are the Secrets and ConfigMaps of the target's namespace
+    that the driver needs beside the PVC of a restore. `retries` are the rules of kinds with other than the default
+    ones, of which those for memory apply.
     """
 
     template: AgentTemplate
@@ -343,8 +331,13 @@ class ExposeSettings:
         return self.backup_pvcs.get(storage_class) or BackupPVCSettings()
 
     def cache_for(self, snapshot_bytes: int | None) -> CacheVolume | None:
-        """Return the cache volume for a restore of `snapshot_bytes`; None: the size is unknown."""
-        return self.cache.volume_for(snapshot_bytes) if self.cache else None
+        """Return the cache volume for a restore of `snapshot_bytes`; None: the size is unknown.
+
+        Source: Velero v1.18, getCacheVolumeSize in pkg/exposer/cache_volume.go.
+        """
+        rule = self.cache or CacheRule("", 0)
+        small = snapshot_bytes and snapshot_bytes < rule.threshold_mib * _MIB_IN_A_GIB**2
+        return None if small or not rule.limit_mib else CacheVolume(rule.storage_class, rule.limit_mib)
 
     def repository_volume(self, storage: StorageAccess) -> RepositoryMount | None:
         """Return the shared volume that holds the repository; None: it is in no such volume."""
@@ -371,10 +364,7 @@ def _grow_memory(resources: ResourceRequirements, rules: RetryRules, times: int)
 
 def _grow(quantities: Quantities, factor: Decimal) -> Quantities:
     memory = quantities.get("memory")
-    return quantities if memory is None else quantities | {"memory": _in_mib(parse_quantity(memory) * factor)}
-
-
-def _in_mib(size_bytes: Decimal) -> str:
-    """Return a quantity of whole MiB that is not larger; a smaller one in bytes."""
-    whole = int(size_bytes) >> 20
-    return f"{whole}Mi" if whole else str(int(size_bytes))
+    if memory is None:
+        return quantities
+    size_bytes = int(parse_quantity(memory) * factor)
+    return quantities | {"memory": f"{size_bytes >> 20}Mi" if size_bytes >> 20 else str(size_bytes)}

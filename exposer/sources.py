@@ -1,10 +1,9 @@
 """The source of a backup: its snapshot is handed over to the transfer, and its volume determines the nodes.
 
-The backup content shares the handle of the source content; the source content is set to Retain, then
-the source's snapshot and content are deleted. At any moment at least one content exists whose
-deletion deletes the snapshot on the storage. Once the deletion of the source content has begun, the
-handover is finished and the snapshot on the storage is the transfer's; until then its source content
-decides by the deletion policy that it was found with.
+The backup content shares the handle of the source content; the source content is set to Retain, then the source's
+snapshot and content are deleted. At any moment at least one content exists whose deletion deletes the snapshot on the
+storage. Once the deletion of the source content has begun, the handover is finished and the snapshot on the storage is
+the transfer's; until then its source content decides by the deletion policy that it was found with.
 
 The placement is read from source PVC, volume, StorageClass, attachments and nodes. Volumes of Windows nodes are left to
 Velero's agents.
@@ -15,7 +14,7 @@ and its use in pkg/exposer/csi_snapshot.go.
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime
-from typing import Final
+from typing import Final, NoReturn
 
 from core.contract import VolumeMode
 from core.errors import ContractError, ExposeError
@@ -52,20 +51,19 @@ from exposer.manifests import (
     snapshot_handle,
     volume_mode,
 )
-from exposer.model import WINDOWS, Pending, Reader, RestoreRequest, SnapshotRequest
+from exposer.model import WINDOWS, Pending, PendingError, Reader, RestoreRequest, SnapshotRequest
 from exposer.ownership import DELETE, RETAIN, attached_nodes, binds_late, delete_object, patch_if_there, read_owned
 from exposer.pod_manifest import Placement
 from exposer.template import AgentTemplate
 
 
-async def read_source(
-    reader: Reader, request: SnapshotRequest
-) -> tuple[SnapshotSource, VolumeSnapshotContent] | Pending:
-    """Return the source and its content once the snapshot is ready.
+async def read_source(reader: Reader, request: SnapshotRequest) -> tuple[SnapshotSource, VolumeSnapshotContent]:
+    """Return the source and its content.
 
     Raises:
         ExposeError: snapshot, content or PVC do not exist, the content is another snapshot's,
             or the volume of the PVC or its class is not known.
+        PendingError: the snapshot is not ready yet.
     """
     namespace = request.source_namespace
     snapshot = await _read_existing(reader, VOLUME_SNAPSHOTS, namespace, request.volume_snapshot)
@@ -73,15 +71,15 @@ async def read_source(
         raise ExposeError(f"VolumeSnapshot {namespace}/{request.volume_snapshot} is being deleted")
     claim = await _read_existing(reader, PERSISTENT_VOLUME_CLAIMS, namespace, request.source_claim)
     _check_volume(request, claim)
-    pending = diagnose_snapshot(snapshot)
-    if pending and (pending.blocked or is_taken(snapshot)):
-        return pending
-    if pending:
-        return diagnose_snapshot(snapshot, await _read_bound(reader, snapshot)) or pending
+    if pending := diagnose_snapshot(snapshot):
+        known = pending.blocked or is_taken(snapshot)
+        bound = None if known else await _read_bound(reader, snapshot)
+        raise PendingError(diagnose_snapshot(snapshot, bound) or pending)
     content_name = snapshot["status"]["boundVolumeSnapshotContentName"]
     content = await _read_existing(reader, VOLUME_SNAPSHOT_CONTENTS, "", content_name)
-    pending = diagnose_binding(snapshot, content)
-    return pending or (parse_snapshot_source(snapshot, content, claim), content)
+    if pending := diagnose_binding(snapshot, content):
+        raise PendingError(pending)
+    return parse_snapshot_source(snapshot, content, claim), content
 
 
 async def take_over_source(
@@ -128,7 +126,10 @@ async def _read_bound(reader: Reader, snapshot: VolumeSnapshot) -> VolumeSnapsho
     """Return the content that is bound to the snapshot; None: there is none yet."""
     name = (snapshot.get("status") or {}).get("boundVolumeSnapshotContentName")
     content = await reader.read(VOLUME_SNAPSHOT_CONTENTS, "", name) if name else None
-    return content if content is not None and _is_bound(snapshot, content) else None
+    with suppress(ExposeError):
+        if content is not None and diagnose_binding(snapshot, content) is None:
+            return content
+    return None
 
 
 async def _read_content(client: KubeClient, source: SnapshotSource) -> VolumeSnapshotContent | None:
@@ -250,13 +251,6 @@ def _check_volume(request: SnapshotRequest, claim: PersistentVolumeClaim) -> Non
         raise ExposeError(f"{place} has no PersistentVolume")
 
 
-def _is_bound(snapshot: VolumeSnapshot, content: VolumeSnapshotContent) -> bool:
-    try:
-        return diagnose_binding(snapshot, content) is None
-    except ExposeError:
-        return False
-
-
 def recorded_source(content: VolumeSnapshotContent) -> SnapshotSource | None:
     """Return the source recorded on the backup `content`; None where that is missing or invalid."""
     try:
@@ -280,11 +274,11 @@ _WINDOWS_FS: Final = "ntfs"
 WINDOWS_ONLY: Final = "the volume requires a Windows node"
 
 
-def leave_to_velero(template: AgentTemplate) -> Pending:
-    """Return that Velero's agent carries out a transfer that requires a Windows node; ExposeError: there is none."""
+def leave_to_velero(template: AgentTemplate) -> NoReturn:
+    """Raise PendingError: Velero's agent carries out what requires a Windows node; ExposeError if there is none."""
     if not template.windows:
         raise ExposeError(f"{WINDOWS_ONLY}, and there is no DaemonSet {AGENT_DAEMONSET_WINDOWS} of Velero's agents")
-    return Pending(PendingReason.LEFT_TO_VELERO, f"{WINDOWS_ONLY}: left to Velero's node agent there")
+    raise PendingError(Pending(PendingReason.LEFT_TO_VELERO, f"{WINDOWS_ONLY}: left to Velero's node agent there"))
 
 
 async def needs_windows(reader: Reader, request: SnapshotRequest) -> bool:
@@ -352,18 +346,13 @@ async def _is_for_windows(
     if volume_mode(claim) is VolumeMode.BLOCK:
         return False
     if request.settings.template.windows:
-        nodes = await _attached_nodes(reader, claim)
         selected = (claim["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION)
-        if found := await _read_node_os(reader, nodes[0] if nodes else selected):
+        name = next(iter(await _attached_nodes(reader, claim)), selected)
+        node = await reader.read(NODES, "", name) if name else None
+        if node is not None and (found := (node["metadata"].get("labels") or {}).get(_OS_LABEL)):
             return found == WINDOWS
     parameters = (storage_class.get("parameters") or {}) if storage_class else {}
     return str(parameters.get(_FS_TYPE, "")).lower() == _WINDOWS_FS
-
-
-async def _read_node_os(reader: Reader, node: str | None) -> str | None:
-    found = await reader.read(NODES, "", node) if node else None
-    labels = (found["metadata"].get("labels") or {}) if found else {}
-    return labels.get(_OS_LABEL)
 
 
 async def _attached_nodes(reader: Reader, claim: PersistentVolumeClaim) -> list[str]:

@@ -35,11 +35,10 @@ Source: Velero v1.17.2, pkg/install/daemonset.go; GetExposed in pkg/exposer/csi_
 class AgentTemplate:
     """The inheritable part of the node agent's pod template.
 
-    `pod_fields` and `container_fields` hold fields of a pod's spec and of its container as
-    JSON, `kubelet_root` is a path on the node. `tolerations` are always
-    inherited, `all_tolerations` are the agent's own. `host_pods` is where the agent's container has
-    the kubelet's pods directory; None: it has none, and pod volumes cannot be exposed. `windows`:
-    Velero's DaemonSet for Windows nodes exists, from which nothing is inherited.
+    `pod_fields` and `container_fields` hold fields of a pod's spec and of its container as JSON, `kubelet_root` is a
+    path on the node. `tolerations` are always inherited, `all_tolerations` are the agent's own. `host_pods` is where
+    the agent's container has the kubelet's pods directory; None: it has none, and pod volumes cannot be exposed.
+    `windows`: Velero's DaemonSet for Windows nodes exists, from which nothing is inherited.
     """
 
     image: str
@@ -73,9 +72,7 @@ class AgentTemplate:
             image=container["image"],
             labels=_allowed(meta.get("labels"), _INHERITED_LABELS),
             annotations=_allowed(meta.get("annotations"), _INHERITED_ANNOTATIONS),
-            tolerations=tuple(
-                toleration for toleration in tolerations if toleration.get("key") in _INHERITED_TOLERATIONS
-            ),
+            tolerations=tuple(one for one in tolerations if one.get("key") in _INHERITED_TOLERATIONS),
             all_tolerations=tolerations,
             volumes=tuple(kept.values()),
             volume_mounts=tuple(mount for mount in mounts if mount["name"] in kept),

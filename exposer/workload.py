@@ -4,9 +4,8 @@ The rules are pure: a directory follows from the volume's source. Beside them ar
 directory, as the agent has it mounted: directories are listed, and the files in which the kubelet collects termination
 messages are read. What is mounted in the volumes of workloads is never opened: it belongs to tenants, and the server
 behind it may hang.
-Source: Kubernetes v1.34, pkg/kubelet/kubelet_getters.go (getPodVolumeDir), the plugin names in
-pkg/volume/*, pkg/volume/csi/csi_mounter.go (getTargetPath); Velero v1.18,
-pkg/util/kube/utils.go (GetVolumeDirectory).
+Source: Kubernetes v1.34, pkg/kubelet/kubelet_getters.go (getPodVolumeDir), the plugin names in pkg/volume/*,
+pkg/volume/csi/csi_mounter.go (getTargetPath); Velero v1.18, pkg/util/kube/utils.go (GetVolumeDirectory).
 """
 
 import os
@@ -183,9 +182,8 @@ def build_block_error(ref: WorkloadRef, name: str) -> ExposeError:
 def tolerations_to_stay(pod: Pod) -> tuple[PodToleration, ...]:
     """Return the tolerations that keep a pod on the workload's node for as long as the workload.
 
-    The kubelet admits it under the workload's NoExecute taints, and it is not evicted before the workload
-    (tolerations without an effect included). No NoSchedule taint is a reason to evict it either, as a
-    descheduler may do.
+    The kubelet admits it under the workload's NoExecute taints, and it is not evicted before the workload (tolerations
+    without an effect included). No NoSchedule taint is a reason to evict it either, as a descheduler may do.
     """
     tolerated = pod["spec"].get("tolerations") or []
     kept = [t | {"effect": "NoExecute"} for t in tolerated if t.get("effect", "") in {"", "NoExecute"}]
@@ -234,10 +232,8 @@ def _has_ended(container: ContainerStatus) -> bool:
 
 def _restore_wait_state(pod: Pod) -> ContainerState:
     statuses = (pod.get("status") or {}).get("initContainerStatuses") or []
-    for status in statuses:
-        if status["name"] == _RESTORE_WAIT:
-            return status.get("state") or {}
-    return {}
+    states = (status.get("state") for status in statuses if status["name"] == _RESTORE_WAIT)
+    return next(states, None) or {}
 
 
 def _found_data(pod: Pod) -> bool:

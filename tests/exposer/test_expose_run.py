@@ -17,7 +17,7 @@ from core.kube.resources import (
 from core.kube.transport import Retry
 from core.models.names import OWNER_UID_LABEL
 from exposer.expose_run import ExposeRun
-from exposer.model import Owner, Pending
+from exposer.model import NotOwnerError, Owner, Pending, PendingError, or_pending
 from exposer.ownership import delete_claim, delete_object, delete_owned
 from tests.exposer.support.world import no_guard
 from tests.support.clock import LoopClock
@@ -43,7 +43,8 @@ def build(resource: Resource, owner: Owner | None, *, labeled: bool = True, refe
     return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta, "spec": {}}
 
 
-async def meet(obj: JsonDict, resource: Resource) -> Pending | JsonDict:
+@or_pending
+async def meet(obj: JsonDict, resource: Resource) -> JsonDict:
     """Return the result of an expose of `OWNER` with `obj` in place, and assert that `obj` is unchanged."""
     kube = FakeKube()
     kube.put(deepcopy(obj))
@@ -120,3 +121,20 @@ async def test_another_owners_object_fails_the_transfer_and_is_named(resource: R
     deployed = Owner("apps/v1", "ReplicaSet", "velero", "web", "uid-of-web")
     with pytest.raises(ExposeError, match=f"{re.escape(text)} but to ReplicaSet web: delete it"):
         await meet(build(resource, deployed, labeled=False), resource)
+
+
+async def test_a_run_that_ends_pending_is_undone_if_its_owner_has_ended() -> None:
+    kube = FakeKube()
+
+    async def guard(*, sure: bool) -> None:
+        if sure:
+            raise NotOwnerError("final", ended=True)
+
+    async def expose() -> None:
+        async with ExposeRun(KubeClient(kube, Retry(LoopClock())), OWNER, guard) as run:
+            await run.ensure(VOLUME_SNAPSHOTS, build(VOLUME_SNAPSHOTS, OWNER))
+            raise PendingError(Pending("SnapshotNotReady", "not ready"))
+
+    with pytest.raises(NotOwnerError):
+        await expose()
+    assert kube.objects(VOLUME_SNAPSHOTS) == []

@@ -213,8 +213,8 @@ def test_a_cache_volume_is_a_fifth_larger_than_its_limit(limit_mib: int, size_gi
 
 def test_small_restores_leave_their_cache_on_the_node() -> None:
     """A snapshot without a size may be large."""
-    rule, gib = CacheRule("fast", 5000, threshold_mib=1024), 1024**3
-    cached = [rule.volume_for(size) is not None for size in (0, 1, gib - 1, gib, 9 * gib)]
+    settings, gib = ExposeSettings(AgentTemplate("image"), cache=CacheRule("fast", 5000, threshold_mib=1024)), 1024**3
+    cached = [settings.cache_for(size) is not None for size in (0, 1, gib - 1, gib, 9 * gib)]
     assert cached == [True, False, False, True, True]
 
 
