@@ -166,6 +166,9 @@ class TrackedSnapshot:
         }
 
 
+_NO_FLAGS: Final = frozenset({"verb", "kind_flag", "resource_name", "tracked"})
+
+
 @dataclass(frozen=True)
 class MoverArgs:
     """The command line of a transfer's mover pod: `python -m datamover` and then `argv`.
@@ -192,46 +195,28 @@ class MoverArgs:
     cluster: str | None = None
     compression: str | None = None
     mover: str | None = None
-    ignore_files: bool = False
     exclude: str | None = None
+    resource_timeout: timedelta = timedelta(minutes=10)
+    log_level: str = "info"
+    log_format: str = "text"
+    ignore_files: bool = False
     read_all_files: bool = False
     require_attributes: bool = False
     followed: bool = False
     tracked: TrackedSnapshot | None = None
-    resource_timeout: timedelta = timedelta(minutes=10)
-    log_level: str = "info"
-    log_format: str = "text"
 
     @property
     def argv(self) -> list[str]:
-        """The arguments after `python -m datamover`."""
-        flags = {
-            self.kind_flag: self.resource_name,
-            "volume-path": self.volume_path,
-            "volume-mode": self.volume_mode if self.volume_path else None,
-            "cache-volume-path": self.cache_volume_path,
-            "cache-limit-mib": self.cache_limit_mib,
+        """The arguments after `python -m datamover`: each field is a flag of its name."""
+        fields = vars(self) | {
+            "volume_mode": self.volume_mode if self.volume_path else None,
             "attempt": self.attempt if self.attempt > 1 else None,
-            "cluster": self.cluster,
-            "compression": self.compression,
-            "mover": self.mover,
-            "exclude": self.exclude,
-            "resource-timeout": format_duration(self.resource_timeout),
-            "log-level": self.log_level,
-            "log-format": self.log_format,
-            **(self.tracked.flags if self.tracked else {}),
+            "resource_timeout": format_duration(self.resource_timeout),
         }
-        switches = {
-            "ignore-files": self.ignore_files,
-            "read-all-files": self.read_all_files,
-            "require-attributes": self.require_attributes,
-            "followed": self.followed,
-        }
-        return [
-            str(self.verb),
-            *(f"--{flag}={value}" for flag, value in flags.items() if value is not None),
-            *(f"--{switch}" for switch, on in switches.items() if on),
-        ]
+        named = {name.replace("_", "-"): value for name, value in fields.items() if name not in _NO_FLAGS}
+        flags = {self.kind_flag: self.resource_name} | named | (self.tracked.flags if self.tracked else {})
+        given = ((flag, value) for flag, value in flags.items() if value is not None and value is not False)
+        return [str(self.verb), *(f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in given)]
 
     def mount(self, volume_path: str | None, mode: VolumeMode, cache_path: str | None) -> Self:
         """Return it with the volumes of its pod."""
@@ -243,9 +228,8 @@ class ProgressMessage(WireModel, omit_defaults=True):
 
     The fields after `bytes_per_second` are ours; Velero ignores unknown keys. Of a backup, `hashed_bytes` were read,
     `deduped_bytes` of them are in the repository already, and the others became `stored_bytes` by compression, and
-    `sent_bytes` with kopia's indexes.
-    `snapshot_started` is when kopia began the snapshot, by the mover's clock; `attempt` is the number of the mover's
-    attempt.
+    `sent_bytes` with kopia's indexes. `snapshot_started` is when kopia began the snapshot, by the mover's clock;
+    `attempt` is the number of the mover's attempt.
     """
 
     total_bytes: Int64 = 0
@@ -272,14 +256,13 @@ class VolumePath(WireModel):
 class BackupResult(WireModel):
     """The termination message of a backup that succeeded; sizes in bytes.
 
-    `incremental_bytes` is absent if it is not known.
-    The fields from `note` on are ours; Velero ignores them. `note` is what the user should know about the backup, for
-    `status.message`. If it was compressed, `new_bytes` were not in the repository yet, and are `stored_bytes` there.
-    `fallback_full`: everything was read, although a parent was named, or of a device by block although there is one;
-    `fallback_cause` says why, or why a storage was not believed what a device has. `restart_cause`: a device was read
-    again from its start, although an earlier attempt had saved a checkpoint.
-    `files` is absent for a block device. `shrunk` is absent unless the backup is Shrunk, and `left_out` unless
-    exclusions applied.
+    `incremental_bytes` is absent if it is not known. The fields from `note` on are ours; Velero ignores them. `note` is
+    what the user should know about the backup, for `status.message`. If it was compressed, `new_bytes` were not in the
+    repository yet, and are `stored_bytes` there. `fallback_full`: everything was read, although a parent was named, or
+    of a device by block although there is one; `fallback_cause` says why, or why a storage was not believed what a
+    device has. `restart_cause`: a device was read again from its start, although an earlier attempt had saved a
+    checkpoint. `files` is absent for a block device. `shrunk` is absent unless the backup is Shrunk, and `left_out`
+    unless exclusions applied.
     """
 
     snapshot_id: _Id = field(name="snapshotID")
@@ -298,7 +281,6 @@ class BackupResult(WireModel):
     left_out: LeftOut | UnsetType = UNSET
 
     def __post_init__(self) -> None:
-        """Cut the texts, so that the termination message has room for them."""
         cut_texts(self, note=_NOTE_BYTES, fallback_cause=_REASON_BYTES, restart_cause=_REASON_BYTES)
         if isinstance(self.left_out, LeftOut):
             force_setattr(self, "left_out", self.left_out.cut)
@@ -322,7 +304,6 @@ class RestoreResult(WireModel):
     fs_type: str | UnsetType = UNSET
 
     def __post_init__(self) -> None:
-        """Cut the text, so that the termination message has room for it."""
         cut_texts(self, note=_NOTE_BYTES)
 
 
@@ -347,12 +328,11 @@ class MaintenanceResult(SparseModel, omit_defaults=True):
 
     `reason` says why nothing ran (mode `none`); `held`: because another cluster maintains the repository. `next_quick`
     and `next_full` are kopia's next due times, by the clock of the pod; `foreign_at` is when the newest maintenance
-    began that this cluster did not start.
-    `incomplete_full`: the last full maintenance did not finish, in whichever cluster it ran.
-    `interval_differs`: the full interval is not the one of the BackupRepository, and was not changed.
+    began that this cluster did not start. `incomplete_full`: the last full maintenance did not finish, in whichever
+    cluster it ran. `interval_differs`: the full interval is not the one of the BackupRepository, and was not changed.
     Sizes in bytes; `peak_bytes` is the highest resident memory of kopia and of the data mover, `freed_bytes` what the
-    bucket shrank by; None: not measured.
-    `report` is the snapshot report, if one was requested and succeeded; `report_error` is why it failed.
+    bucket shrank by; None: not measured. `report` is the snapshot report, if one was requested and succeeded;
+    `report_error` is why it failed.
     """
 
     mode: MaintenanceMode
@@ -374,7 +354,6 @@ class MaintenanceResult(SparseModel, omit_defaults=True):
     report_error: str | None = None
 
     def __post_init__(self) -> None:
-        """Cut the texts, so that the termination message has room for them."""
         super().__post_init__()
         cut_texts(self, reason=_REASON_BYTES, report_error=_ERROR_BYTES)
 

@@ -9,9 +9,8 @@ from typing import ClassVar
 class AgentError(Exception):
     """Root of every error raised on purpose.
 
-    `retry` is whether the same step may succeed later: the reconciler requeues after such an error
-    and fails the transfer otherwise. `exit_code` is the exit code of a process that the error
-    terminates.
+    `retry` is whether the same step may succeed later: the reconciler requeues after such an error and fails the
+    transfer otherwise. `exit_code` is the exit code of a process that the error terminates.
     """
 
     retry: ClassVar[bool] = False

@@ -27,13 +27,7 @@ LEVELS: Final[Mapping[str, int]] = {
 Source: Velero v1.18, `--log-level` of `velero node-agent server`.
 """
 
-_LEVEL_NAMES: Final = {
-    logging.DEBUG: "debug",
-    logging.INFO: "info",
-    logging.WARNING: "warning",
-    logging.ERROR: "error",
-    logging.CRITICAL: "fatal",
-}
+_LEVEL_NAMES: Final = {level: name for name, level in LEVELS.items() if name not in {"trace", "warn", "panic"}}
 
 _CHATTY: Final = ("aiohttp", "asyncio", "kubernetes_asyncio")
 """Libraries that log requests and responses, including Secrets, below WARNING."""
@@ -135,14 +129,11 @@ def _pairs(record: logging.LogRecord) -> dict[str, Any]:
         "logger": record.name,
     }
     values = vars(record) | {"name": None} | getattr(record, _ATTRIBUTE, {})
-    pairs |= {key: _shown(values[key]) for key in _NAMES if values.get(key) not in {None, ""}}
+    shown = ((key, values[key]) for key in _NAMES if values.get(key) not in {None, ""})
+    pairs |= {key: round(value, 3) if isinstance(value, float) else value for key, value in shown}
     if record.exc_info:
         pairs["traceback"] = logging.Formatter().formatException(record.exc_info)
     return pairs
-
-
-def _shown(value: object) -> object:
-    return round(value, 3) if isinstance(value, float) else value
 
 
 def _quoted(value: object) -> str:

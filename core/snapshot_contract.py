@@ -5,9 +5,9 @@ of it, to the first process of its own pod that connects to its socket; `SEND_CO
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from enum import StrEnum
-from typing import Final
+from typing import ClassVar, Final, Self
 
 from msgspec import field
 from msgspec.structs import force_setattr
@@ -16,8 +16,6 @@ from core.models.backups import SavedClaim
 from core.models.base import Int64, SparseModel, Time, WireModel, cut_texts
 from core.models.job_output import OutputLine
 from core.models.names import BLOCK_DATA_MOVER
-
-_TRANSFER_PARTS: Final = 3
 
 _UNREAD_BYTES: Final = 500
 _MESSAGE_BYTES: Final = 800
@@ -59,7 +57,6 @@ class SnapshotReport(SparseModel, omit_defaults=True):
     unread: str | None = None
 
     def __post_init__(self) -> None:
-        """Cut the text, so that the termination message has room for it."""
         super().__post_init__()
         cut_texts(self, unread=_UNREAD_BYTES)
 
@@ -119,7 +116,6 @@ class UnreadRepository(WireModel):
     message: str
 
     def __post_init__(self) -> None:
-        """Cut the text, so that the termination message has room for it."""
         cut_texts(self, message=_MESSAGE_BYTES)
 
 
@@ -139,47 +135,45 @@ STORED_LINE: Final = OutputLine("nodeagent.io/stored-snapshot", StoredSnapshot)
 
 
 @dataclass(frozen=True, order=True)
-class TransferToDelete:
+class _FlagValue:
+    """A value of a flag with parts that have no slash; `form` names them."""
+
+    form: ClassVar[str]
+
+    def __str__(self) -> str:
+        return "/".join(astuple(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return what `text` names; raise ValueError if it has another form."""
+        parts = text.split("/")
+        if len(parts) != len(fields(cls)) or not all(parts):
+            raise ValueError(f'not {cls.form}: "{text}"')
+        return cls(*parts)
+
+
+@dataclass(frozen=True, order=True)
+class TransferToDelete(_FlagValue):
     """A transfer of `nodeagent backup create` whose snapshots are to be deleted.
 
     They are in the repository of `volume_namespace`, and have tags with its UID and the name of its backup.
     """
 
+    form: ClassVar[str] = "NAMESPACE/BACKUP/UID"
+
     volume_namespace: str
     backup: str
     uid: str
 
-    def __str__(self) -> str:
-        """Return it as a value of the flag `--transfer`; no part can have a slash."""
-        return f"{self.volume_namespace}/{self.backup}/{self.uid}"
-
-    @classmethod
-    def parse(cls, text: str) -> "TransferToDelete":
-        """Return the transfer in a value of the flag; raise ValueError if it is none."""
-        parts = text.split("/")
-        if len(parts) != _TRANSFER_PARTS or not all(parts):
-            raise ValueError(f'not NAMESPACE/BACKUP/UID: "{text}"')
-        return cls(*parts)
-
 
 @dataclass(frozen=True, order=True)
-class CopyToCheck:
+class CopyToCheck(_FlagValue):
     """A copy that must be there, so that older ones may go: its snapshot, in the repository of `volume_namespace`."""
+
+    form: ClassVar[str] = "NAMESPACE/SNAPSHOT"
 
     volume_namespace: str
     snapshot_id: str
-
-    def __str__(self) -> str:
-        """Return it as a value of the flag `--check`; no part can have a slash."""
-        return f"{self.volume_namespace}/{self.snapshot_id}"
-
-    @classmethod
-    def parse(cls, text: str) -> "CopyToCheck":
-        """Return the copy in a value of the flag; raise ValueError if it is none."""
-        namespace, slash, snapshot_id = text.partition("/")
-        if not (namespace and slash and snapshot_id) or "/" in snapshot_id:
-            raise ValueError(f'not NAMESPACE/SNAPSHOT: "{text}"')
-        return cls(namespace, snapshot_id)
 
 
 class CheckedCopy(SparseModel, omit_defaults=True):
@@ -241,7 +235,7 @@ class FileType(StrEnum):
 class FileEntry(SparseModel, omit_defaults=True):
     """An entry of a directory in a snapshot; all of it was chosen by those who wrote to the volume.
 
-    `mode` are its permissions, such as `0644`. Of a directory, `size_bytes` and `files` are of all below it.
+    `mode` are its permissions, as an octal number. Of a directory, `size_bytes` and `files` are of all below it.
     """
 
     name: str
@@ -256,7 +250,8 @@ class FileEntry(SparseModel, omit_defaults=True):
     def __post_init__(self) -> None:
         """Read a mode that is none as absent."""
         super().__post_init__()
-        force_setattr(self, "mode", self.mode and check_mode(self.mode))
+        if self.mode is not None and not _MODE.fullmatch(self.mode):
+            force_setattr(self, "mode", None)
 
 
 ENTRY_LINE: Final = OutputLine("nodeagent.io/file-entry", FileEntry)
@@ -276,7 +271,6 @@ class FileListing(SparseModel, omit_defaults=True):
     note: str | None = None
 
     def __post_init__(self) -> None:
-        """Cut the text, so that the termination message has room for it."""
         super().__post_init__()
         cut_texts(self, note=_MESSAGE_BYTES)
 
@@ -290,8 +284,3 @@ class SentFiles(SparseModel, omit_defaults=True):
     bytes: Int64 = 0
     error: str | None = None
     note: str | None = None
-
-
-def check_mode(mode: str) -> str | None:
-    """Return the permissions of an entry if they are an octal number of at most seven digits, else None."""
-    return mode if _MODE.fullmatch(mode) else None

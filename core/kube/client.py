@@ -258,28 +258,20 @@ class KubeClient:
         Raises:
             AlreadyExistsError: one of that name exists, possibly created by an attempt whose response was lost.
         """
-        meta = manifest["metadata"]
-        namespace = meta.get("namespace", "")
-        name = meta.get("name") or meta.get("generateName", "")
-        created = await self._send(
-            resource,
-            Request("POST", resource.path(namespace), body=json.dumps(manifest).encode()),
-            _attempted("create", resource, namespace, name),
-            parse_object,
-            # With a fixed name, a retry cannot create a second object.
-            again="name" in meta,
-        )
-        return self._checked(resource, created)
+        return self._checked(resource, await self._create("create", resource, manifest, {}))
 
     async def try_create(self, resource: Resource, manifest: Manifest) -> None:
         """Return if the API server would create the object now: it is validated and admitted, and not stored."""
-        meta = manifest["metadata"]
-        request = Request(
-            "POST", resource.path(meta.get("namespace", "")), {"dryRun": "All"}, json.dumps(manifest).encode()
-        )
-        attempted = _attempted("create (dry run)", resource, meta.get("namespace", ""), meta["name"])
         # What is not stored has no resourceVersion.
-        await self._send(resource, request, attempted, parse_object, again=True)
+        await self._create("create (dry run)", resource, manifest, {"dryRun": "All"})
+
+    async def _create(self, verb: str, resource: Resource, manifest: Manifest, query: Mapping[str, str]) -> JsonDict:
+        meta = manifest["metadata"]
+        namespace, name = meta.get("namespace", ""), meta.get("name") or meta.get("generateName", "")
+        request = Request("POST", resource.path(namespace), query, json.dumps(manifest).encode())
+        attempted = _attempted(verb, resource, namespace, name)
+        # With a fixed name, a retry cannot create a second object.
+        return await self._send(resource, request, attempted, parse_object, again="name" in meta)
 
     async def patch(
         self,

@@ -254,8 +254,7 @@ def build_error(status: int, body: bytes, *, attempted: str, retry_after: str | 
     text = f"{attempted}: {status} {rejection.reason or ''}".rstrip() + f": {rejection.message}"
     seconds = parse_retry_after(retry_after)
     conflicts = [one for one in causes if one.reason == _MANAGER_CONFLICT]
-    if conflicts:
-        cls = ApplyConflictError
+    cls = ApplyConflictError if conflicts else cls
     error = cls(text, status=status, reason=rejection.reason, retry_after_seconds=seconds)
     if isinstance(error, ApplyConflictError):
         error.conflicts = tuple(FieldConflict(one.field, _manager_of(one.message)) for one in conflicts)

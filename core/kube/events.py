@@ -16,7 +16,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError, UnreachableError
 from core.kube.event_files import MESSAGE_LIMIT_BYTES, write_event
 from core.kube.resources import EVENTS
-from core.kube.types import Manifest, Object
+from core.kube.types import Object
 from core.models.base import CustomResource, WireModel, format_time
 from core.redact import redact
 
@@ -76,23 +76,22 @@ class EventRecorder:
         now = format_time(self._clock.now())
         # Unique among the Events of the object, as in client-go: a time in nanoseconds.
         suffix = f".{time.time_ns():x}"
-        event: Manifest = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {
-                "name": about.name[: _NAME_LIMIT - len(suffix)].rstrip("-.") + suffix,
-                "namespace": about.namespace or _CLUSTER_SCOPED_NAMESPACE,
-                **self._labels,
-            },
-            "involvedObject": about.to_wire(),
-            "reason": reason,
-            "message": _truncate(redact(message)),
-            "source": self._source,
-            "type": "Warning" if warning else "Normal",
-            "count": 1,
-            "firstTimestamp": now,
-            "lastTimestamp": now,
+        meta = {
+            "name": about.name[: _NAME_LIMIT - len(suffix)].rstrip("-.") + suffix,
+            "namespace": about.namespace or _CLUSTER_SCOPED_NAMESPACE,
+            **self._labels,
         }
+        event = EVENTS.build(
+            meta,
+            involvedObject=about.to_wire(),
+            reason=reason,
+            message=_truncate(redact(message)),
+            source=self._source,
+            type="Warning" if warning else "Normal",
+            count=1,
+            firstTimestamp=now,
+            lastTimestamp=now,
+        )
         if self._files is not None:
             try:
                 write_event(self._files, event)

@@ -47,15 +47,8 @@ class Resource(Generic[Object_co]):
     def path(self, namespace: str = "", name: str = "", *, subresource: str = "") -> str:
         """Return the URL path of the collection, an object or its subresource; an empty `namespace` means all."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-        parts = [root]
-        if self.namespaced and namespace:
-            parts += ["namespaces", namespace]
-        parts.append(self.plural)
-        if name:
-            parts.append(name)
-        if subresource:
-            parts.append(subresource)
-        return "/".join(parts)
+        place = ("namespaces", namespace) if self.namespaced and namespace else ()
+        return "/".join(filter(None, (root, *place, self.plural, name, subresource)))
 
 
 @dataclass(frozen=True)

@@ -131,11 +131,6 @@ class PodToleration(TypedDict, total=False):
     tolerationSeconds: int
 
 
-class HostPath(TypedDict, total=False):
-    path: str
-    type: str
-
-
 class ClaimSource(TypedDict, total=False):
     claimName: Required[str]
     readOnly: bool
@@ -145,15 +140,11 @@ class FlexVolume(TypedDict, total=False):
     driver: str
 
 
-class EmptyDir(TypedDict, total=False):
-    sizeLimit: str
-
-
 class VolumeSource(TypedDict, total=False):
-    hostPath: HostPath
+    hostPath: _Strings
     persistentVolumeClaim: ClaimSource
     flexVolume: FlexVolume
-    emptyDir: EmptyDir
+    emptyDir: _Strings
     ephemeral: JsonDict
     nfs: JsonDict
     projected: JsonDict
@@ -189,16 +180,12 @@ class Affinity(TypedDict, total=False):
     nodeAffinity: NodeAffinity
 
 
-class LocalReference(TypedDict, total=False):
-    name: str
-
-
 class PodSpec(TypedDict, total=False):
     nodeName: str
     activeDeadlineSeconds: int
     restartPolicy: str
     priorityClassName: str
-    imagePullSecrets: list[LocalReference]
+    imagePullSecrets: list[_Strings]
     containers: list[Container]
     initContainers: list[Container]
     ephemeralContainers: list[Container]
@@ -301,10 +288,6 @@ class ObjectReference(TypedDict, total=False):
     uid: str
 
 
-class VolumeAffinity(TypedDict, total=False):
-    required: NodeSelector
-
-
 class CSIVolume(TypedDict, total=False):
     driver: str
     volumeHandle: str
@@ -322,7 +305,7 @@ class PersistentVolumeSpec(TypedDict, total=False):
     csi: CSIVolume
     nfs: NFSVolume
     flexVolume: FlexVolume
-    nodeAffinity: VolumeAffinity
+    nodeAffinity: dict[str, NodeSelector]
     persistentVolumeReclaimPolicy: str
     storageClassName: str
     volumeMode: str
@@ -365,10 +348,6 @@ class EventSeries(TypedDict, total=False):
     lastObservedTime: _Stamp
 
 
-class EventSource(TypedDict, total=False):
-    component: str
-
-
 class Event(Object, total=False):
     count: int
     involvedObject: ObjectReference
@@ -380,7 +359,7 @@ class Event(Object, total=False):
     eventTime: _Stamp
     series: EventSeries
     reportingComponent: str
-    source: EventSource
+    source: _Strings
 
 
 class ConfigObject(Object, total=False):

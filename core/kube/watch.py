@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Generic, NamedTuple, TypedDict, cast
+from typing import Any, Final, Generic, TypedDict, cast
 
 import msgspec
 
@@ -192,11 +192,11 @@ class _Follower(Generic[ObjectT]):
             self._opened_at = self._clock.monotonic()
             self._state.open()
             async for line in lines:
-                event = _parse_event(line, self._shown)
-                self._version = event.version or self._version
+                kind, version, obj = _parse_event(line, self._shown)
+                self._version = version or self._version
                 # The others are bookmarks, which only advance the version.
-                if event.kind in _OF_OBJECTS:
-                    yield self._check(_OF_OBJECTS[event.kind], event.obj)
+                if kind in _OF_OBJECTS:
+                    yield self._check(_OF_OBJECTS[kind], obj)
 
     def _check(self, kind: ChangeKind, obj: JsonDict) -> WatchChange[ObjectT]:
         """Return the change, as MALFORMED if its object is; of one that is deleted then, the metadata is left."""
@@ -218,19 +218,11 @@ class _Line(TypedDict):
     object: JsonDict
 
 
-class _Event(NamedTuple):
-    """The content of a line: the kind of the change, the object's version, "" if it has none, and the object."""
-
-    kind: str
-    version: str
-    obj: JsonDict
-
-
 _UNKNOWN_ERROR: Final = 500
 
 
-def _parse_event(line: bytes, shown: str) -> _Event:
-    """Parse a line of a watch.
+def _parse_event(line: bytes, shown: str) -> tuple[str, str, JsonDict]:
+    """Return the kind of the change in a line of a watch, the object's version, "" if it has none, and the object.
 
     Raises:
         KubeError: it is an ERROR; the class depends on its code.
@@ -249,7 +241,7 @@ def _parse_event(line: bytes, shown: str) -> _Event:
     drop_managed_fields(obj)
     meta = obj.get("metadata")
     version = meta.get("resourceVersion") if isinstance(meta, dict) else None
-    return _Event(kind, version if isinstance(version, str) else "", obj)
+    return kind, version if isinstance(version, str) else "", obj
 
 
 async def watch_one(

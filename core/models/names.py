@@ -17,9 +17,7 @@ POD_VOLUME_RESTORE_LABEL: Final = "velero.io/pod-volume-restore"
 
 # `spec.datamover` of a DataUpload or DataDownload.
 BUILT_IN_DATA_MOVERS: Final = frozenset({"", "velero", "velero-fs"})
-"""The names of the built-in data mover; Velero 1.19 writes the last one for a volume policy with the action `snapshot`.
-
-Source: Velero main at d2241adba, pkg/util/datamover/datamover.go.
+"""The last one is Velero 1.19's, by a volume policy. Source: Velero main at d2241adba, pkg/util/datamover/datamover.go.
 """
 FS_DATA_MOVER: Final = "velero-fs"
 BLOCK_DATA_MOVER: Final = "velero-block"
@@ -58,16 +56,12 @@ MAINTENANCE_CONTAINER: Final = "velero-repo-maintenance-container"
 EXPOSER_POD_GROUP_LABEL: Final = "velero.io/exposer-pod-group"
 MANAGED_BY_LABEL: Final = "snapshot.storage.kubernetes.io/managed-by"
 COPY_LABEL: Final = "velero.io/backup-pvc-secret"
-"""On a Secret or ConfigMap that was copied for an expose: the UID of its custom resource.
-
-Source: Velero main at d2241adba, pkg/exposer/csi_snapshot.go (BackupPVCSecretLabel).
-"""
+"""On a Secret or ConfigMap that was copied for an expose: the UID of its custom resource. Source: Velero main at
+d2241adba, pkg/exposer/csi_snapshot.go (BackupPVCSecretLabel)."""
 SELECTED_NODE_ANNOTATION: Final = "volume.kubernetes.io/selected-node"
 RESTORE_SELECTOR_LABEL: Final = "velero.io/dynamic-pv-restore"
-"""A PVC that selects a volume by it gets none from a provisioner, but the restored one.
-
-Source: Velero v1.18, pkg/restore/actions/csi/pvc_action.go.
-"""
+"""A PVC that selects a volume by it gets none from a provisioner, but the restored one. Source: Velero v1.18,
+pkg/restore/actions/csi/pvc_action.go."""
 
 # Tags of a kopia snapshot: what made it, and the UID of the Backup of a pod volume.
 SNAPSHOT_REQUESTER_TAG: Final = "snapshot-requester"
@@ -125,10 +119,8 @@ BASE_SNAPSHOT_LABEL: Final = "nodeagent.io/base-snapshot"
 BASE_CLAIM_LABEL: Final = "nodeagent.io/base-claim"
 """On the same: namespace and name of the PVC, with a dot between them, as `label_value` returns them."""
 IN_PLACE_LABEL: Final = "nodeagent.io/in-place"
-"""On an existing PersistentVolume while a DataDownload restores into it: the UID of that.
-
-It is not OWNER_UID_LABEL, by which garbage collection, also of earlier versions, would delete the volume.
-"""
+"""On an existing PersistentVolume while a DataDownload restores into it: the UID of that. By OWNER_UID_LABEL, garbage
+collection, also of earlier versions, would delete the volume."""
 IN_PLACE_CLAIM_ANNOTATION: Final = "nodeagent.io/in-place-claim"
 """On such a volume, or a new one that is being bound: the agents' namespace, and namespace and name of its PVC."""
 RECLAIM_POLICY_ANNOTATION: Final = "nodeagent.io/reclaim-policy"
@@ -180,10 +172,7 @@ RESTORE_VOLUMES_ANNOTATION: Final = "nodeagent.io/restore-volumes"
 COMMAND_ANNOTATION: Final = "nodeagent.io/command"
 """On a VolumeSnapshot that `nodeagent restore create` makes: a random word of the run that made it."""
 VELERO_RESTORE_LABEL: Final = "velero.io/restore-name"
-"""On a transfer and a PVC that a Velero server's restore makes: the name of the restore.
-
-Source: Velero v1.18, pkg/apis/velero/v1/labels_annotations.go (RestoreNameLabel).
-"""
+"""On a transfer and a PVC that a Velero server's restore makes: its name. Source: Velero v1.18, RestoreNameLabel."""
 REPOSITORY_INPUTS_ANNOTATION: Final = "nodeagent.io/repository-inputs"
 """On a BackupRepository: a hash of the location and credentials by which it was opened; others need a new check."""
 REPOSITORY_ID_ANNOTATION: Final = "nodeagent.io/repository-id"
@@ -263,10 +252,8 @@ NO_CONFIG: Final = "none"
 
 SUBDOMAIN: Final = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*"
 OBJECT_NAME: Final = re.compile(rf"(?!.{{254}}){SUBDOMAIN}")
-"""The name of an object, and what it is but for its length: a pattern of `re`.
-
-Source: Kubernetes v1.34, apimachinery pkg/util/validation, IsDNS1123Subdomain.
-"""
+"""The name of an object, and what it is but for its length: a pattern of `re`. Source: Kubernetes v1.34, apimachinery
+pkg/util/validation, IsDNS1123Subdomain."""
 
 LABEL_VALUE_LIMIT: Final = 63
 _HASHED_PREFIX: Final = 57

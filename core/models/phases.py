@@ -3,7 +3,6 @@
 Attempts are kept in an annotation of the custom resource, which stays InProgress; without it this is the first one.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ from core.models.names import ATTEMPTS_ANNOTATION
 class Phase(StrEnum):
     """`status.phase` of DataUpload, DataDownload, PodVolumeBackup and PodVolumeRestore.
 
-    Source: Velero v1.18, pkg/apis/velero/v2alpha1/data_upload_types.go. An absent or empty
-    phase reads as NEW.
+    Source: Velero v1.18, pkg/apis/velero/v2alpha1/data_upload_types.go. An absent or empty phase reads as NEW.
     """
 
     NEW = "New"
@@ -256,8 +254,7 @@ _Q = TypeVar("_Q", bound=Queued)
 def in_order(entries: Iterable[_Q], *, after: str, first: AbstractSet[str] = frozenset()) -> Iterator[_Q]:
     """Yield `entries` in the order in which they are to be admitted.
 
-    All transfers of the kinds named in `first` go before the others. Within both groups namespaces
-    alternate.
+    All transfers of the kinds named in `first` go before the others. Within both groups namespaces alternate.
     """
     listed = list(entries)
     for preferred in (True, False):
@@ -272,17 +269,10 @@ def round_robin(entries: Iterable[_Q], *, after: str) -> Iterator[_Q]:
     by_namespace: dict[str, list[_Q]] = {}
     for entry in entries:
         by_namespace.setdefault(entry.queue, []).append(entry)
-    names = sorted(by_namespace)
-    begin = bisect_right(names, after)
-    queues = [
-        iter(sorted(by_namespace[name], key=lambda entry: (entry.created, entry.name)))
-        for name in names[begin:] + names[:begin]
+    ranked = [
+        (turn, name <= after, name, entry)
+        for name, queue in by_namespace.items()
+        for turn, entry in enumerate(sorted(queue, key=lambda entry: (entry.created, entry.name)))
     ]
-    while queues:
-        not_empty = []
-        for queue in queues:
-            oldest = next(queue, None)
-            if oldest is not None:
-                yield oldest
-                not_empty.append(queue)
-        queues = not_empty
+    ranked.sort(key=lambda one: one[:3])
+    yield from (entry for *_, entry in ranked)

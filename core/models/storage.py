@@ -133,7 +133,6 @@ class RepositoryKey(NamedTuple):
         return cls(spec.get("volumeNamespace", ""), spec.get("backupStorageLocation", ""), repository_type)
 
     def __str__(self) -> str:
-        """Return the key as text for a message."""
         return (
             f'volume namespace "{self.volume_namespace}", backup storage location "{self.location}" '
             f'and repository type "{self.repository_type}"'

@@ -79,7 +79,6 @@ class Exclusions(WireModel, omit_defaults=True):
             raise ValueError(f"the largest size must be at most {_MOST_BYTES} bytes")
 
     def __bool__(self) -> bool:
-        """Return whether there is a rule."""
         return bool(self.patterns) or self.max_bytes is not None or self.one_file_system
 
     def __or__(self, other: "Exclusions") -> "Exclusions":
@@ -382,7 +381,6 @@ class PlannedEntries(WireModel, omit_defaults=True):
     names: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """Return whether there is an entry."""
         return bool(self.files or self.directories)
 
 

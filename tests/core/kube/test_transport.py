@@ -68,6 +68,13 @@ async def test_a_throttled_request_is_always_retried() -> None:
     assert 3.0 <= script.called_at[1] < 4.0
 
 
+@pytest.mark.parametrize(("first", "lost"), [(UnreachableError("x"), True), (ThrottledError("x"), False)], ids=repr)
+async def test_a_conflict_after_a_lost_response_may_be_with_the_request_itself(first: KubeError, lost: bool) -> None:
+    with pytest.raises(ConflictError) as found:
+        await Retry(LoopClock()).run(Script(first, ConflictError("y")))
+    assert found.value.may_be_own is lost
+
+
 async def test_delays_grow_to_a_limit() -> None:
     script = _many(UnreachableError)
     with pytest.raises(UnreachableError, match="no 7"):
