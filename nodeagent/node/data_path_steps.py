@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from msgspec import structs
+
 from core.errors import ExposeError
 from core.models.names import ATTEMPTS_ANNOTATION, MOVER_LOST_ANNOTATION, OUTCOME_ANNOTATION
 from core.models.phases import Attempts, AttemptStage, InterruptionCause, Phase
@@ -43,7 +45,8 @@ class DataPathSteps(StepBase):
         if why := await self._find_volume_fault(case):
             return await self._end(case, Phase.FAILED, why)
         if loss := find_unreplaced(case.cr):
-            change = Change(annotations={MOVER_LOST_ANNOTATION: loss.with_replacement().to_json()})
+            replaced = structs.replace(loss, replaced=True)
+            change = Change(annotations={MOVER_LOST_ANNOTATION: replaced.to_json()})
             await self._tools.status.annotate(case.kind, case.cr, change)
             return Requeue(0.0)
         return await self._await_slot(case)

@@ -8,7 +8,7 @@ from typing import Final
 from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import PODS
-from core.kube.types import Pod, UncheckedObject
+from core.kube.types import UncheckedObject
 from core.models.base import JsonDict
 from core.models.names import BLOCK_PREFERRED_ANNOTATION, FS_DATA_MOVER, MOVER_LOST_ANNOTATION, NODE_LABEL, label_value
 from core.models.phases import Phase
@@ -181,7 +181,9 @@ class ExposeSteps(StepBase):
         """Report a mover pod on another node whose agent has not taken over the transfer."""
         node = mover_pod.pod_node(exposed.pod)
         if node in {None, self._site.node}:
-            await self._clear_pending(case)
+            self._pending.forget(case.cr.uid)
+            if case.cr.status.message:
+                await self._tools.status.report(case.kind, case.cr, message="")
             return
         message = f"data mover pod {case.cr.place} is on node {node}, whose node agent has not taken it over yet"
         await self._report_pending(case, Pending(PendingReason.NOT_TAKEN_OVER, message))
@@ -195,7 +197,7 @@ class ExposeSteps(StepBase):
 
     async def _record_loss(self, case: Case) -> bool:
         """Record each lost pod once, and fail where no other is to be created; return whether this one is new."""
-        before, pod = mover_pod.MoverLoss.from_annotations(case.cr.metadata.annotations), _lost_pod(case.pod)
+        before, pod = mover_pod.MoverLoss.from_annotations(case.cr.metadata.annotations), case.pod
         loss = mover_pod.count_loss(before, pod, self._tools.clock.now())
         if loss == before:
             return False
@@ -204,21 +206,14 @@ class ExposeSteps(StepBase):
             message = mover_pod.add_log_end(f"data mover pod {case.cr.place} {loss.failure}", tail)
             await self._end(case, Phase.FAILED, message, not_prepared=NotPrepared.MOVER_LOST)
             return True
-        cause = f": {pod.why}" if pod.why else ""
-        what = "was rejected by its kubelet" if pod.rejected else "was lost before its data path started"
+        cause = f": {loss.why}" if loss.why else ""
+        rejected = mover_pod.rejection_reason(pod) if pod is not None else None
+        what = "was rejected by its kubelet" if rejected else "was lost before its data path started"
         message = f"data mover pod {case.cr.place} {what}, will be recreated{cause}"
-        pending = Pending(pod.rejected or PendingReason.MOVER_LOST, message)
+        pending = Pending(rejected or PendingReason.MOVER_LOST, message)
         marks = {MOVER_LOST_ANNOTATION: loss.to_json()}
         change = Change(status={"message": message}, annotations=marks, reason=pending.reason)
         stored = await self._tools.status.annotate(case.kind, case.cr, change)
         await self._tools.events.record(stored, pending.reason, message, warning=True)
         self._pending.mark_reported(case.cr.uid, pending)
         return True
-
-
-def _lost_pod(pod: Pod | None) -> mover_pod.LostPod:
-    if pod is None:
-        return mover_pod.LostPod()
-    return mover_pod.LostPod(
-        pod["metadata"]["uid"], mover_pod.explain_loss(pod), mover_pod.was_killed(pod), mover_pod.rejection_reason(pod)
-    )

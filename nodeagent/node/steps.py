@@ -120,10 +120,7 @@ class Slots:
 
     def next_requests(self) -> list[SlotRequest]:
         """Return the requests for which a slot is free, in order."""
-        free = self.limit - len(self._holders)
-        if free <= 0 or not self._pending:
-            return []
-        return heapq.nsmallest(free, self._pending.values(), key=lambda request: (request.accepted_at, request.key))
+        return heapq.nsmallest(self.limit - len(self._holders), self._pending.values())
 
 
 @dataclass(eq=False)
@@ -194,8 +191,7 @@ _ADMISSION: Final = re.compile(
 )
 """Texts of admission checks that rejected the object itself.
 
-Source: Kubernetes v1.34, pkg/admission (webhooks, ValidatingAdmissionPolicy, PodSecurity,
-LimitRanger).
+Source: Kubernetes v1.34, pkg/admission (webhooks, ValidatingAdmissionPolicy, PodSecurity, LimitRanger).
 """
 
 _QUOTA: Final = "exceeded quota"
@@ -397,11 +393,6 @@ class StepBase:
         """Return when to check a transfer that is pending for a slot; None for not before it gets one."""
         seconds = self._pending.paused_seconds(case.cr.uid)
         return None if math.isinf(seconds) else Requeue(seconds)
-
-    async def _clear_pending(self, case: Case) -> None:
-        self._pending.forget(case.cr.uid)
-        if case.cr.status.message:
-            await self._tools.status.report(case.kind, case.cr, message="")
 
     def _logger(self, case: Case) -> BoundLogger:
         return bind(_log, **case.cr.identity, phase=str(case.cr.phase), node=self._site.node)

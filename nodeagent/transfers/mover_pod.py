@@ -4,13 +4,11 @@ import asyncio
 import logging
 import re
 import signal
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum, auto
-from typing import Annotated, ClassVar, Final, Self, cast
+from typing import Annotated, ClassVar, Final, cast
 
 from msgspec import Meta
-from msgspec.structs import replace
 
 from core.contract import CANCELED_ENDING
 from core.kube.client import KubeClient
@@ -226,7 +224,9 @@ class MoverLogs:
         Nothing is returned if there is no pod, if it never ran, or if its log cannot be read, which is not retried: the
         final status is more important.
         """
-        if pod is None or not _has_run(pod):
+        phase = (pod.get("status") or {}).get("phase", "Pending") if pod is not None else ""
+        # A pod that was rejected by the kubelet, or evicted before it started, has failed without a container.
+        if pod is None or phase == "Pending" or (phase == "Failed" and not pod_status.mover_end(pod)):
             return ""
         meta = pod["metadata"]
         copied_from, tail = self._copied.get(cr.uid, ("", ""))
@@ -259,13 +259,6 @@ class MoverLogs:
         self._copied.pop(uid, None)
 
 
-def _has_run(pod: Pod) -> bool:
-    phase = (pod.get("status") or {}).get("phase", "Pending")
-    ended = pod_status.mover_end(pod)
-    # A pod that was rejected by the kubelet, or evicted before it started, has failed without a container.
-    return phase != "Pending" and (phase != "Failed" or bool(ended))
-
-
 _FIRST_PAUSE: Final = timedelta(seconds=5)
 _LONGEST_PAUSE: Final = timedelta(minutes=5)
 """A kubelet that rejects every pod must not get one after the other."""
@@ -278,20 +271,6 @@ _MOST_KILLS: Final = 3
 
 _MOST_LOSSES: Final = 20
 """Limits endless evictions. A kubelet that rejects pods is tried until the prepare timeout."""
-
-
-@dataclass(frozen=True)
-class LostPod:
-    """A pod that was lost: its UID and the known cause.
-
-    `killed`: by a signal, without a known reason. `rejected` is the reason for which the kubelet of its
-    node did not admit it; None if it did.
-    """
-
-    uid: str | None = None
-    why: str | None = None
-    killed: bool = False
-    rejected: str | None = None
 
 
 _Number = Annotated[int, Meta(ge=0, le=2**31)]
@@ -330,10 +309,6 @@ class MoverLoss(WireModel):
             return f"was killed {self.killed} times before its data path started{why}"
         return f"was lost {lost} times before its data path started{why}" if lost >= _MOST_LOSSES else None
 
-    def with_replacement(self) -> Self:
-        """Return the same losses with the last pod replaced."""
-        return replace(self, replaced=True)
-
 
 def find_unreplaced(cr: Transfer) -> MoverLoss | None:
     """Return the losses of mover pods of `cr`; None if the last one was replaced, and that is recorded."""
@@ -341,18 +316,19 @@ def find_unreplaced(cr: Transfer) -> MoverLoss | None:
     return None if loss is None or loss.replaced else loss
 
 
-def count_loss(before: MoverLoss | None, pod: LostPod, now: datetime) -> MoverLoss:
-    """Return `before` with the loss of that pod; unchanged if it was counted before."""
+def count_loss(before: MoverLoss | None, pod: Pod | None, now: datetime) -> MoverLoss:
+    """Return `before` with the loss of that pod, if it still exists; unchanged if it was counted before."""
+    uid = pod["metadata"]["uid"] if pod is not None else ""
     if before is None:
         before = MoverLoss(since=now, last=now, times=0)
-    elif before.pod == pod.uid if pod.uid is not None else not before.replaced:
+    elif before.pod == uid if uid else not before.replaced:
         return before
     return MoverLoss(
         since=now if before.replaced else before.since,
         last=now,
         times=before.times + 1,
-        killed=before.killed + int(pod.killed),
-        rejected=before.rejected + int(bool(pod.rejected)),
-        pod=pod.uid or "",
-        why=pod.why or "",
+        killed=before.killed + (pod is not None and was_killed(pod)),
+        rejected=before.rejected + (pod is not None and rejection_reason(pod) is not None),
+        pod=uid,
+        why=(explain_loss(pod) if pod is not None else None) or "",
     )

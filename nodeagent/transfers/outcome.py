@@ -74,14 +74,8 @@ class Outcome:
 
     def to_json(self) -> str:
         """Return the annotation's value."""
-        return _Annotation(
-            phase=self.phase,
-            message=redact(self.message),
-            result={} if self.result is None else self.result.to_wire(),
-            pv_name=self.pv_name,
-            reclaim_policy=self.reclaim_policy,
-            provisioned=self.provisioned,
-        ).to_json()
+        result = {} if self.result is None else self.result.to_wire()
+        return _Annotation.like(self, message=redact(self.message), result=result).to_json()
 
     @classmethod
     def from_json(cls, text: str) -> Self:

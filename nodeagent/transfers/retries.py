@@ -50,10 +50,9 @@ _NOTHING: Final = Pending("", "")
 class PendingRecord:
     """What is known about one pending transfer; times are readings of a monotonic clock, in seconds.
 
-    `current` is what the transfer is pending for since `since_seconds`, reported or not. `checks` is
-    the number of checks for that reason, `quick_checks` of quick ones since
-    `quick_since_seconds`. `reported` is what the status shows since `reported_at_seconds`. No check
-    is needed before `paused_until_seconds` unless the reason changes.
+    `current` is what the transfer is pending for since `since_seconds`, reported or not. `checks` is the number of
+    checks for that reason, `quick_checks` of quick ones since `quick_since_seconds`. `reported` is what the status
+    shows since `reported_at_seconds`. No check is needed before `paused_until_seconds` unless the reason changes.
     """
 
     current: Pending = _NOTHING
@@ -250,7 +249,9 @@ def find_interruption(pod: Pod | None, departed: Pod | None) -> Ending | None:
     if end is None:
         return None
     cause = _cause_of(last, end, deleted=deleted)
-    return None if cause is None else Ending(cause, _explain(last, end, cause), _has_exited(last))
+    # If not, the kubelet only missed the container.
+    exited = "exitCode" in (mover_end(last) or {}) and _container_reason(last) not in LOST_CONTAINER
+    return None if cause is None else Ending(cause, _explain(last, end, cause), exited)
 
 
 def refusal(rules: RetryRules, attempts: Attempts, cause: InterruptionCause, *, age_seconds: float) -> str | None:
@@ -260,8 +261,7 @@ def refusal(rules: RetryRules, attempts: Attempts, cause: InterruptionCause, *, 
     """
     if not rules.enabled:
         return "retries are switched off"
-    counted = cause is not InterruptionCause.FENCED
-    if counted and attempts.retries + 1 > rules.max_retries:
+    if cause is not InterruptionCause.FENCED and attempts.retries + 1 > rules.max_retries:
         retries = "1 retry" if rules.max_retries == 1 else f"{rules.max_retries} retries"
         return f"{retries} (maxRetries)"
     return explain_deadline(rules, age_seconds=age_seconds)
@@ -338,12 +338,6 @@ def _disruption_cause(pod: Pod) -> InterruptionCause | None:
 
 def _container_reason(pod: Pod) -> str | None:
     return (mover_end(pod) or {}).get("reason")
-
-
-def _has_exited(pod: Pod) -> bool:
-    """Return whether the runtime reported the exit of the mover's container, and the kubelet did not only miss it."""
-    terminated = mover_end(pod) or {}
-    return "exitCode" in terminated and _container_reason(pod) not in LOST_CONTAINER
 
 
 def _explain(pod: Pod, end: PodEnd, cause: InterruptionCause) -> str:

@@ -185,15 +185,13 @@ class StatusWriter:
         return await self._write(kind, cr, Change({"message": message or None}, reason=reason), again=True)
 
     def _timestamps(self, cr: Transfer, to: Phase) -> JsonDict:
-        now = format_time(self._clock.now())
-        stamps: JsonDict = {}
-        if to is Phase.ACCEPTED:
-            stamps["acceptedTimestamp"] = now
-        if to is Phase.IN_PROGRESS or (to.final and cr.status.start_timestamp is None):
-            stamps["startTimestamp"] = now
-        if to.final:
-            stamps["completionTimestamp"] = now
-        return stamps
+        now, unstarted = format_time(self._clock.now()), cr.status.start_timestamp is None
+        stamps = {
+            "acceptedTimestamp": to is Phase.ACCEPTED,
+            "startTimestamp": to is Phase.IN_PROGRESS or (to.final and unstarted),
+            "completionTimestamp": to.final,
+        }
+        return {name: now for name, is_due in stamps.items() if is_due}
 
     async def _write(self, kind: Kind[Any], cr: Transfer, change: Change, *, again: bool) -> Transfer:
         metadata: JsonDict = {"uid": cr.uid, "resourceVersion": cr.metadata.resource_version}
@@ -236,14 +234,10 @@ def _ends(change: Change) -> bool:
 
 def _contains(stored: Mapping[str, Any], patch: Manifest) -> bool:
     """Return whether the merge patch would change nothing in `stored`."""
-    for key, value in patch.items():
-        found = stored.get(key)
-        if isinstance(value, dict):
-            if not _contains(found or {}, value):
-                return False
-        elif found != value:
-            return False
-    return True
+    return all(
+        _contains(stored.get(key) or {}, value) if isinstance(value, dict) else stored.get(key) == value
+        for key, value in patch.items()
+    )
 
 
 def _reason_annotation(cr: Transfer, change: Change) -> dict[str, str | None]:
@@ -357,10 +351,7 @@ async def read_owner_refusal(client: KubeClient, cr: Transfer) -> str | None:
             return None
         if raw is None or raw["metadata"]["uid"] != owner.uid:
             return f"Backup {namespace}/{owner.name} no longer exists"
-        if (phase := _phase(raw.get("status"))) in _FINAL:
+        status = raw.get("status")
+        if (phase := str(status.get("phase")) if isinstance(status, dict) else "") in _FINAL:
             return f"Backup {namespace}/{owner.name} is {phase}"
     return None
-
-
-def _phase(status: object) -> str:
-    return str(status.get("phase") or "") if isinstance(status, dict) else ""

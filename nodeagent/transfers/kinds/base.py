@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
 from core.errors import ConfigError, ContractError, ExposeError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, SECRETS, Resource
@@ -53,14 +53,13 @@ class AdmissionState(Enum):
 class Admission:
     """The result of an admission check.
 
-    `reason` is a pending or failure reason, `message` the text for
-    `status.message`. `node` names the only node that can run the transfer; None: any node can.
-    `indefinite` exempts a pending transfer from the prepare timeout; `limit` replaces that timeout
-    where it is shorter. `blocked` says that the reason never occurs in a healthy transfer. `pod` is
-    the namespace and name of the workload pod whose change ends the pending state, if there is one.
-    `warning` is recorded once a ready transfer is accepted: what may make it fail later.
-    `copies` are the Secrets and ConfigMaps that its expose copies, such as `Secret/token`. `datamover` is the preferred
-    one of a transfer that names none; None: it is left as it is.
+    `reason` is a pending or failure reason, `message` the text for `status.message`. `node` names the only node that
+    can run the transfer; None: any node can. `indefinite` exempts a pending transfer from the prepare timeout; `limit`
+    replaces that timeout where it is shorter. `blocked` says that the reason never occurs in a healthy transfer. `pod`
+    is the namespace and name of the workload pod whose change ends the pending state, if there is one. `warning` is
+    recorded once a ready transfer is accepted: what may make it fail later. `copies` are the Secrets and ConfigMaps
+    that its expose copies, such as `Secret/token`. `datamover` is the preferred one of a transfer that names none;
+    None: it is left as it is.
     """
 
     decision: AdmissionState
@@ -77,19 +76,13 @@ class Admission:
 
 
 def find_unsupported(cr: DataDownload | PodVolumeRestore) -> Admission | None:
-    """Return the failed admission of a restore that this agent cannot carry out, which would otherwise stay New."""
+    """Return the failed admission of a restore of an unsupported type."""
     try:
         # Also where the volume is a new one.
         InPlace.of(cr.spec.restore_type, cr.settings)
     except ConfigError as e:
         return Admission(AdmissionState.FAILED, FailureReason.RESTORE_TYPE_UNSUPPORTED, str(e))
     return None
-
-
-def refuse_unsupported(cr: DataDownload | PodVolumeRestore) -> None:
-    """Raise ExposeError for a restore that another agent accepted and this one cannot carry out."""
-    if (refused := find_unsupported(cr)) is not None:
-        raise ExposeError(refused.message)
 
 
 def admit_exposable(ready: Admission, waiting: Pending | None, copies: tuple[str, ...]) -> Admission:
@@ -151,11 +144,14 @@ class Kind(ABC, Generic[C]):
         expose_settings: returns the active settings; called for each request.
         datamovers: the values of `spec.datamover` that select this data mover, in kinds that have the field; empty is
             a valid value.
+        volume_fault: the reason for which the admission of a volume fails that can never be exposed.
     """
 
     exposer: Any
     expose_settings: Callable[[], ExposeSettings]
     datamovers: frozenset[str]
+
+    volume_fault: ClassVar[FailureReason]
 
     @property
     @abstractmethod
@@ -179,9 +175,25 @@ class Kind(ABC, Generic[C]):
     def queue_namespace(self, cr: C) -> str:
         """Return the namespace of the volume, for fair share in the admission queue."""
 
-    @abstractmethod
     async def check_admission(self, cr: C, reader: Reader) -> Admission:
         """Return whether `cr` may be admitted now; every object is read through `reader`."""
+        if refused := self._refuse(cr):
+            return refused
+        admission = await check_location(reader, cr)
+        if admission.decision is not AdmissionState.READY:
+            return admission
+        try:
+            return await self._check_volume(cr, reader, admission)
+        except ExposeError as e:
+            return Admission(AdmissionState.FAILED, self.volume_fault, str(e))
+
+    def _refuse(self, cr: C) -> Admission | None:  # noqa: ARG002 - some kinds override it
+        """Return the failed admission of what this agent cannot carry out, which would otherwise stay New."""
+        return None
+
+    @abstractmethod
+    async def _check_volume(self, cr: C, reader: Reader, ready: Admission) -> Admission:
+        """Return `ready`, whether the volume is, or on which node; raise ExposeError if it never will be."""
 
     async def read_node(self, cr: C) -> str | None:  # noqa: ARG002 - some kinds read it
         """Return the node that `cr` is bound to; None where any node can run it, or none is known."""
@@ -193,6 +205,11 @@ class Kind(ABC, Generic[C]):
     def _request(self, cr: C) -> Any:  # noqa: ANN401 - of the exposer's type
         """Return what is asked of the exposer."""
 
+    def _check_supported(self, cr: C) -> None:
+        """Raise ExposeError for what another agent accepted and this one cannot carry out."""
+        if (refused := self._refuse(cr)) is not None:
+            raise ExposeError(refused.message)
+
     async def ensure_exposed(self, cr: C, guard: Guard) -> Exposed | Pending:
         """Take the next steps toward a mover pod, calling `guard` before each create.
 
@@ -200,8 +217,8 @@ class Kind(ABC, Generic[C]):
             ExposeError: the volume can never be exposed.
             NotOwnerError: from `guard`; the objects that this call created are deleted.
         """
-        exposed: Exposed | Pending = await self.exposer.ensure(self._request(cr), guard)
-        return exposed
+        self._check_supported(cr)
+        return cast("Exposed | Pending", await self.exposer.ensure(self._request(cr), guard))
 
     async def confirm_volume(self, cr: C, *, moved: bool = False) -> None:  # noqa: ARG002 - restores override it
         """Raise ExposeError unless the volume is still the one that `cr` names; reads only.
@@ -214,13 +231,11 @@ class Kind(ABC, Generic[C]):
     async def withdraw(self, cr: C) -> Pending | None:
         """Delete what keeps another attempt of `cr` from being exposed; None once it is gone."""
         last = cr.attempts.last
-        pending: Pending | None = None if last is None else await self.exposer.withdraw(self._request(cr), last)
-        return pending
+        return cast("Pending | None", last and await self.exposer.withdraw(self._request(cr), last))
 
     async def clean_up(self, cr: C) -> Pending | None:
         """Delete the expose objects of `cr`, which is final; None once all of them are deleted."""
-        pending: Pending | None = await self.exposer.clean_up(self._request(cr))
-        return pending
+        return cast("Pending | None", await self.exposer.clean_up(self._request(cr)))
 
     # What follows from a result.
 

@@ -20,7 +20,7 @@ from core.models.reasons import FailureReason, PendingReason
 from core.models.transfers import DataDownload, DataUpload
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import TARGET_TIMEOUT, GenericRestoreExposer
-from exposer.model import WINDOWS, Exposed, Guard, KeptVolume, Owner, Pending, Reader, RestoreRequest, SnapshotRequest
+from exposer.model import WINDOWS, KeptVolume, Owner, Pending, Reader, RestoreRequest, SnapshotRequest
 from nodeagent.transfers.kinds.base import (
     COMMON_STATUS_FIELDS,
     Admission,
@@ -28,9 +28,7 @@ from nodeagent.transfers.kinds.base import (
     Kind,
     KindSpec,
     admit_exposable,
-    check_location,
     find_unsupported,
-    refuse_unsupported,
 )
 from nodeagent.transfers.outcome import BackupResults, Outcome, RestoreResults, read_outcome
 
@@ -52,6 +50,7 @@ class DataUploadKind(BackupResults, _DataMoverKind[DataUpload]):
 
     exposer: CSISnapshotExposer
 
+    volume_fault: ClassVar[FailureReason] = FailureReason.SOURCE_MISSING
     spec: ClassVar[KindSpec] = KindSpec(
         model=DataUpload,
         resource=DATA_UPLOADS,
@@ -75,22 +74,17 @@ class DataUploadKind(BackupResults, _DataMoverKind[DataUpload]):
         """Return the namespace of the source PVC."""
         return cr.spec.source_namespace
 
-    async def check_admission(self, cr: DataUpload, reader: Reader) -> Admission:
-        """Return whether the backup storage location and the source snapshot are ready."""
-        spec = cr.spec
-        if spec.snapshot_type != _CSI or spec.csi_snapshot is None:
-            message = f"snapshot type {spec.snapshot_type!r} is not supported; only {_CSI} with csiSnapshot is"
-            return Admission(AdmissionState.FAILED, FailureReason.SNAPSHOT_TYPE_UNKNOWN, message)
-        admission = await check_location(reader, cr)
-        if admission.decision is not AdmissionState.READY:
-            return admission
+    def _refuse(self, cr: DataUpload) -> Admission | None:
+        if cr.spec.snapshot_type == _CSI and cr.spec.csi_snapshot is not None:
+            return None
+        message = f"snapshot type {cr.spec.snapshot_type!r} is not supported; only {_CSI} with csiSnapshot is"
+        return Admission(AdmissionState.FAILED, FailureReason.SNAPSHOT_TYPE_UNKNOWN, message)
+
+    async def _check_volume(self, cr: DataUpload, reader: Reader, ready: Admission) -> Admission:
         request = self._request(cr)
-        try:
-            waiting = await self.exposer.check(request, reader)
-        except ExposeError as e:
-            return Admission(AdmissionState.FAILED, FailureReason.SOURCE_MISSING, str(e))
-        checked = admit_exposable(admission, waiting, request.copies.needed)
-        if not spec.datamover and BACKUP_ANNOTATION in cr.metadata.annotations:
+        waiting = await self.exposer.check(request, reader)
+        checked = admit_exposable(ready, waiting, request.copies.needed)
+        if not cr.spec.datamover and BACKUP_ANNOTATION in cr.metadata.annotations:
             # What a Velero server restores must have the data mover that it asked for.
             by_block = request.storage_class in request.settings.block_classes
             checked = replace(checked, datamover=BLOCK_DATA_MOVER if by_block else None)
@@ -128,6 +122,7 @@ class DataDownloadKind(RestoreResults, _DataMoverKind[DataDownload]):
 
     exposer: GenericRestoreExposer
 
+    volume_fault: ClassVar[FailureReason] = FailureReason.TARGET_CLAIM_UNUSABLE
     spec: ClassVar[KindSpec] = KindSpec(
         model=DataDownload,
         resource=DATA_DOWNLOADS,
@@ -141,34 +136,22 @@ class DataDownloadKind(RestoreResults, _DataMoverKind[DataDownload]):
         """Return the namespace of the target PVC."""
         return cr.spec.target_volume.namespace
 
-    async def check_admission(self, cr: DataDownload, reader: Reader) -> Admission:
-        """Return whether the backup storage location is ready and the target PVC is unbound."""
-        if (refused := find_unsupported(cr)) is not None:
-            return refused
-        admission = await check_location(reader, cr)
-        if admission.decision is not AdmissionState.READY:
-            return admission
+    def _refuse(self, cr: DataDownload) -> Admission | None:
+        return find_unsupported(cr)
+
+    async def _check_volume(self, cr: DataDownload, reader: Reader, ready: Admission) -> Admission:
         target = cr.spec.target_volume
         claim = await reader.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.pvc)
         if claim is None:
             message = f"PersistentVolumeClaim {target.namespace}/{target.pvc} to restore into does not exist"
             return Admission(AdmissionState.PENDING, PendingReason.TARGET_CLAIM_MISSING, message, limit=TARGET_TIMEOUT)
         request = self._request(cr)
-        try:
-            waiting = await self.exposer.check(request, reader)
-        except ExposeError as e:
-            return Admission(AdmissionState.FAILED, FailureReason.TARGET_CLAIM_UNUSABLE, str(e))
-        return admit_exposable(admission, waiting, request.copies.needed)
-
-    async def ensure_exposed(self, cr: DataDownload, guard: Guard) -> Exposed | Pending:
-        """Take the next steps from the volume to a mover pod."""
-        refuse_unsupported(cr)
-        return await super().ensure_exposed(cr, guard)
+        return admit_exposable(ready, await self.exposer.check(request, reader), request.copies.needed)
 
     async def confirm_volume(self, cr: DataDownload, *, moved: bool = False) -> None:
         """Check whether the mover may start; its own PVC keeps the volume."""
         if cr.preparing:
-            refuse_unsupported(cr)
+            self._check_supported(cr)
             await super().confirm_volume(cr, moved=moved)
 
     async def keep(self, cr: DataDownload, outcome: Outcome) -> Outcome:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final, TypeVar
 
 from core.contract import MoverVerb
-from core.errors import ExposeError
 from core.kube.resources import POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES
 from core.models.names import BUILT_IN_DATA_MOVERS, POD_VOLUME_FINALIZER
 from core.models.phases import Phase
@@ -21,9 +20,8 @@ from nodeagent.transfers.kinds.base import (
     AdmissionState,
     Kind,
     KindSpec,
-    check_location,
+    admit_exposable,
     find_unsupported,
-    refuse_unsupported,
 )
 from nodeagent.transfers.outcome import BackupResults, RestoreResults
 
@@ -39,6 +37,7 @@ class PodVolumeKind(Kind[P]):
     exposer: PodVolumeExposer
 
     verb: ClassVar[MoverVerb]
+    volume_fault: ClassVar[FailureReason] = FailureReason.VOLUME_REJECTED
 
     def managed(self, cr: P) -> bool:  # noqa: ARG002 - the protocol's signature
         """Return whether this agent is the built-in data mover: the kind has no `spec.datamover`."""
@@ -48,28 +47,18 @@ class PodVolumeKind(Kind[P]):
         """Return the namespace of the workload pod."""
         return cr.spec.pod.namespace
 
-    async def _locate(self, cr: P, reader: Reader) -> Admission:
-        if cr.spec.uploader_type == _RESTIC:
-            return Admission(AdmissionState.FAILED, FailureReason.UPLOADER_UNKNOWN, "restic is not supported")
-        admission = await check_location(reader, cr)
-        if admission.decision is not AdmissionState.READY:
-            return admission
-        try:
-            located = await self.exposer.locate(self._request(cr), reader)
-        except ExposeError as e:
-            return Admission(AdmissionState.FAILED, FailureReason.VOLUME_REJECTED, str(e))
-        if isinstance(located, Pending):
-            # The workload pod may wait for its volumes, or for other restores.
-            return Admission(
-                AdmissionState.PENDING,
-                located.reason,
-                located.message,
-                indefinite=not located.blocked,
-                blocked=located.blocked,
-                limit=located.timeout,
-                pod=(cr.spec.pod.namespace, cr.spec.pod.name),
-            )
-        return replace(admission, node=located.node)
+    def _refuse(self, cr: P) -> Admission | None:
+        if cr.spec.uploader_type != _RESTIC:
+            return None
+        return Admission(AdmissionState.FAILED, FailureReason.UPLOADER_UNKNOWN, "restic is not supported")
+
+    async def _check_volume(self, cr: P, reader: Reader, ready: Admission) -> Admission:
+        located = await self.exposer.locate(self._request(cr), reader)
+        if not isinstance(located, Pending):
+            return replace(ready, node=located.node)
+        waiting, pod = admit_exposable(ready, located, ()), (cr.spec.pod.namespace, cr.spec.pod.name)
+        # The workload pod may wait for its volumes, or for other restores.
+        return replace(waiting, indefinite=not located.blocked, limit=located.timeout, pod=pod)
 
     def _request(self, cr: P) -> PodVolumeRequest:
         settings, pod = self.expose_settings().for_attempt(cr), cr.spec.pod
@@ -107,9 +96,8 @@ class PodVolumeBackupKind(BackupResults, PodVolumeKind[PodVolumeBackup]):
         """Return `spec.node`."""
         return cr.spec.node
 
-    async def check_admission(self, cr: PodVolumeBackup, reader: Reader) -> Admission:
-        """Return whether location, workload pod and volume are ready, and on which node."""
-        admission = await self._locate(cr, reader)
+    async def _check_volume(self, cr: PodVolumeBackup, reader: Reader, ready: Admission) -> Admission:
+        admission = await super()._check_volume(cr, reader, ready)
         if admission.decision is AdmissionState.READY and admission.node != cr.spec.node:
             message = f"workload pod {cr.spec.pod.namespace}/{cr.spec.pod.name} runs on node {admission.node}"
             return Admission(AdmissionState.FAILED, FailureReason.WRONG_NODE, f"{message}, and not on {cr.spec.node}")
@@ -160,13 +148,12 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind[PodVolumeRestore]):
         An earlier attempt may have written everything although its result was lost: its pod then runs with the data.
         """
         if cr.preparing:
-            refuse_unsupported(cr)
+            self._check_supported(cr)
             await self.exposer.confirm_alone(self._request(cr))
         await self.exposer.confirm(self._request(cr), waits=not moved and (cr.preparing or cr.interrupted))
 
-    async def check_admission(self, cr: PodVolumeRestore, reader: Reader) -> Admission:
-        """Return whether location and volume are ready and the workload pod is waiting, and on which node."""
-        return find_unsupported(cr) or await self._locate(cr, reader)
+    def _refuse(self, cr: PodVolumeRestore) -> Admission | None:
+        return find_unsupported(cr) or super()._refuse(cr)
 
     def _cache(self, cr: PodVolumeRestore, settings: ExposeSettings) -> CacheVolume | None:
         return settings.cache_for(cr.spec.snapshot_size or None)

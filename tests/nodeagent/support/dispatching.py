@@ -120,6 +120,9 @@ class ScriptedKind(Kind[Any]):
     def _request(self, cr: Transfer) -> Any:
         raise NotImplementedError
 
+    async def _check_volume(self, cr: Transfer, reader: Reader, ready: Admission) -> Admission:
+        raise NotImplementedError
+
     def parse_result(self, message: str) -> MoverResult:
         raise NotImplementedError
 

@@ -12,7 +12,6 @@ from core.kube.transport import Retry
 from core.models.names import MOVER_LOST_ANNOTATION
 from core.models.transfers import DataUpload
 from nodeagent.transfers.mover_pod import (
-    LostPod,
     MoverLogs,
     MoverLoss,
     PodState,
@@ -199,8 +198,16 @@ def read(text: str) -> MoverLoss | None:
     return MoverLoss.from_annotations({MOVER_LOST_ANNOTATION: text})
 
 
+EVICTED = {"reason": "Evicted", "message": "why", "conditions": [DISRUPTION]}
+
+
+def lost_pod(number: int, **status: Any) -> JsonDict:
+    pod = mover_pod(data_upload(), phase="Failed", **status)
+    return pod | {"metadata": pod["metadata"] | {"uid": f"pod-{number}"}}
+
+
 def test_recorded_loss_is_read_as_it_was_counted() -> None:
-    loss = count_loss(None, LostPod("pod-1", "Evicted"), NOON)
+    loss = count_loss(None, lost_pod(1, **EVICTED), NOON)
     assert read(loss.to_json()) == loss
 
 
@@ -226,13 +233,15 @@ def test_pause_before_the_next_pod_doubles_up_to_a_limit(times: int, seconds: in
     assert MoverLoss(since=NOON, last=NOON, times=times).pause == timedelta(seconds=seconds)
 
 
-@pytest.mark.parametrize(("rejected", "fails"), [("", True), ("OutOfcpu", False)], ids=["evicted", "rejected"])
-def test_only_pods_that_were_admitted_are_limited(rejected: str, *, fails: bool) -> None:
+@pytest.mark.parametrize(
+    ("status", "fails"), [(EVICTED, True), ({"reason": "OutOfcpu"}, False)], ids=["evicted", "rejected"]
+)
+def test_only_pods_that_were_admitted_are_limited(status: JsonDict, *, fails: bool) -> None:
     loss = None
     for number in range(20):
-        loss = count_loss(loss, LostPod(f"pod-{number}", "why", rejected=rejected), NOON)
+        loss = count_loss(loss, lost_pod(number, **status), NOON)
     assert loss is not None
-    text = "was lost 20 times before its data path started: why"
+    text = "was lost 20 times before its data path started: Evicted: why"
     assert (loss.times, loss.failure) == (20, text if fails else None)
 
 
