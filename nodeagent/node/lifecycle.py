@@ -3,7 +3,7 @@
 A `View` consists of enums and booleans only, so the tests enumerate all of them.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from enum import Enum, auto
 from typing import Any
@@ -40,32 +40,26 @@ class Durations:
     """The durations of this node's transfers, by uid."""
 
     def __init__(self, clock: Clock) -> None:
-        self._preparing = Timers(clock)
-        self._canceling = Timers(clock)
-        self._waiting = Timers(clock)
-        self._silent = Timers(clock)
+        self._timers = {one.name: Timers(clock) for one in fields(Measured)}
 
     def measure(self, cr: Transfer, *, mover_events: int = 0) -> Measured:
         """Return the durations of `cr`, as it was observed just now; its mover has recorded `mover_events`."""
-        preparing_seconds = canceling_seconds = waiting_seconds = silent_seconds = None
-        if subject := _preparation(cr):
-            preparing_seconds = self._preparing.seconds(cr.uid, subject)
-        else:
-            self._preparing.forget(cr.uid)
-        if cr.cancel_requested:
-            canceling_seconds = self._canceling.seconds(cr.uid)
-        if cr.stage is AttemptStage.WAITING:
-            number = cr.attempts.number
-            waiting_seconds = self._waiting.seconds(cr.uid, str(number))
-            silent_seconds = self._silent.seconds(cr.uid, f"{number} {mover_events}")
-        return Measured(preparing_seconds, canceling_seconds, waiting_seconds, silent_seconds)
+        number = cr.attempts.number if cr.stage is AttemptStage.WAITING else None
+        subjects = {
+            "preparing_seconds": _preparation(cr),
+            "canceling_seconds": "cancel" if cr.cancel_requested else None,
+            "waiting_seconds": f"{number}" if number else None,
+            "silent_seconds": f"{number} {mover_events}" if number else None,
+        }
+        for name in (name for name, subject in subjects.items() if subject is None):
+            self._timers[name].forget(cr.uid)
+        lasting = {name: subject for name, subject in subjects.items() if subject is not None}
+        return Measured(**{name: self._timers[name].seconds(cr.uid, subject) for name, subject in lasting.items()})
 
     def forget(self, uid: str) -> None:
         """Drop the durations of a transfer."""
-        self._preparing.forget(uid)
-        self._canceling.forget(uid)
-        self._waiting.forget(uid)
-        self._silent.forget(uid)
+        for timers in self._timers.values():
+            timers.forget(uid)
 
 
 def _preparation(cr: Transfer) -> str | None:
@@ -93,20 +87,16 @@ class CancelState(Enum):
 
 
 class Action(Enum):
-    """The next step for a transfer."""
+    """The next step for a transfer; the step of that name describes it."""
 
     NOTHING = auto()
     EXPOSE = auto()
-    """Take the next step toward a mover pod, the first one or its replacement."""
     RECREATE = auto()
-    """Record that the mover pod was lost before its data path started, and delete it."""
     TAKE_OVER = auto()
     """Become the owning agent, and move to Prepared: the mover that another agent created runs here."""
     HAND_OVER = auto()
-    """Name the agent that has taken the transfer over, one of Velero's, as the owning one."""
     PREPARE = auto()
     TIME_OUT = auto()
-    """Failed: not Prepared in time."""
     CANCEL = auto()
     """Canceled at once: no data path runs."""
     REPORT_SLOT_PENDING = auto()
@@ -115,22 +105,15 @@ class Action(Enum):
     FORCE_CANCEL = auto()
     """Canceled without the mover's answer."""
     INTERRUPT = auto()
-    """Record that the attempt was interrupted, which announces the next one."""
     AWAIT_ATTEMPT = auto()
-    """Remove what the interrupted attempt left; then, after a delay, ask the leader to let the next one begin."""
     GIVE_UP = auto()
     """Failed: the transfer was interrupted, and there is no time for another attempt."""
     START_ATTEMPT = auto()
-    """Let the mover of another attempt start its data path."""
     END_WITHOUT_RESULT = auto()
-    """Canceled or Failed: the mover pod no longer exists, and no outcome was recorded."""
     FAIL_UNSTARTED = auto()
-    """Failed: the mover pod ended before its data path started."""
     RECORD_OUTCOME = auto()
     FINISH = auto()
-    """Complete what the recorded outcome requires, then write the final status."""
     CLEAN_UP = auto()
-    """Delete the expose objects of a finished transfer, then this agent's marks."""
 
 
 @dataclass(frozen=True)
@@ -154,12 +137,6 @@ class View:
     stage: AttemptStage = AttemptStage.RUNNING
     retryable: bool = False
     succeeded: bool = False
-
-    @property
-    def exposing(self) -> bool:
-        """Whether it is to get a mover pod, or its pod has not started its data path."""
-        another = self.phase is Phase.IN_PROGRESS and self.stage is AttemptStage.EXPOSING
-        return self.phase in HOLDING_PHASES or another
 
 
 _STARTED = frozenset({PodState.RUNNING, PodState.ENDED})
@@ -190,8 +167,9 @@ def decide(view: View) -> Action:
 
 def _decide_foreign(view: View) -> Action:
     """Return the step for a transfer that another agent owns, or none."""
+    another = view.phase is Phase.IN_PROGRESS and view.stage is AttemptStage.EXPOSING
     # A replaced mover pod may be scheduled to another node than the first one.
-    started_here = view.exposing and view.pod in _STARTED
+    started_here = (view.phase in HOLDING_PHASES or another) and view.pod in _STARTED
     # Only the owning agent cancels before the start: it knows the expose objects.
     return Action.TAKE_OVER if started_here and view.cancel is CancelState.NONE else Action.NOTHING
 

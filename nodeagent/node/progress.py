@@ -131,12 +131,6 @@ class _Reading:
         self.counted = self.counted.begin()
         self.pending = MoverPending()
 
-    def complete(self) -> None:
-        """Notify, if the transfer is known to run here, that its mover has moved all data."""
-        self.reported = replace(self.reported, completed=True)
-        if self.followed is not None:
-            self.followed.on_completed()
-
 
 class ProgressFollower:
     """Follows the Events of the node's running transfers: in the files of their movers, without any request.
@@ -339,7 +333,9 @@ class ProgressFollower:
             reading = self._readings[uid] = _Reading(uid)
         reading.heard += 1
         if event["reason"] == DataPathReason.COMPLETED:
-            reading.complete()
+            reading.reported = replace(reading.reported, completed=True)
+            if reading.followed is not None:
+                reading.followed.on_completed()
             return False
         if event["reason"] in _PENDING_REASONS:
             reading.pending.observe_event(event)

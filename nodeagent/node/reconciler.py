@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, Final
 
 from core.errors import AgentError, ResultError
-from core.kube.client import KubeClient
 from core.kube.errors import ConflictError, NotFoundError
 from core.kube.types import Pod
 from core.logs import fields
@@ -26,7 +25,7 @@ from core.models.transfers import Transfer
 from exposer.pod_status import mover_status, parse_pod_end
 from exposer.workload import read_termination_message
 from nodeagent.metrics import SLOTS
-from nodeagent.node.cache import InvalidTransferError, TransferCache, TransferRead
+from nodeagent.node.cache import InvalidTransferError, TransferRead
 from nodeagent.node.data_path_steps import AttemptSteps, DataPathSteps
 from nodeagent.node.expose_steps import ExposeSteps
 from nodeagent.node.lifecycle import (
@@ -46,7 +45,6 @@ from nodeagent.node.steps import SlotRequest, Tools
 from nodeagent.runtime.workqueue import Faults, Requeue, WorkQueue
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import PodState, find_unreplaced, has_ended, is_current, is_own, pod_state
-from nodeagent.transfers.status import EventLog, StatusWriter
 
 _log = logging.getLogger(__name__)
 
@@ -54,11 +52,8 @@ _log = logging.getLogger(__name__)
 class TransferFaults:
     """Reports each fault of a transfer once: in the log, as an Event and in its status."""
 
-    def __init__(self, client: KubeClient, status: StatusWriter, events: EventLog, *, cache: TransferCache) -> None:
-        self._client = client
-        self._status = status
-        self._events = events
-        self._cache = cache
+    def __init__(self, tools: Tools) -> None:
+        self._tools, self._events, self._cache = tools, tools.events, tools.cache
         self._invalid: dict[str, str] = {}
         self._faults = Faults(_log)
 
@@ -92,9 +87,9 @@ class TransferFaults:
     async def _write_message(self, kind: Kind[Any], key: TransferKey, message: str) -> None:
         """Write into the status of a transfer why its step failed; the next step removes that."""
         try:
-            cr = kind.parse(await self._client.get(kind.spec.resource, key[1], key[2]))
+            cr = kind.parse(await self._tools.client.get(kind.spec.resource, key[1], key[2]))
             if not cr.phase.final and cr.status.message != message:
-                await self._status.report(kind, cr, message=message, reason=PendingReason.STEP_FAILED)
+                await self._tools.status.report(kind, cr, message=message, reason=PendingReason.STEP_FAILED)
         except AgentError as e:
             # The permission for this write may be what is missing; the Event has the message.
             _log.debug("status message not written: %s", e, extra=_identity(key))
@@ -188,7 +183,7 @@ class Reconciler:
         self._queue: WorkQueue[TransferKey] = WorkQueue(tools.clock, name="transfers", workers=_WORKERS)
         self._steps = _list_steps(tools)
         self._durations = Durations(tools.clock)
-        self._faults = TransferFaults(tools.client, tools.status, tools.events, cache=tools.cache)
+        self._faults = TransferFaults(tools)
         self._woken: frozenset[str] = frozenset()
         tools.cache.subscribe(self.on_transfer, self._queue.add)
 

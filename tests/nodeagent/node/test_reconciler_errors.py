@@ -1,6 +1,8 @@
 """Transfers whose requests are rejected or objects lost; their faults; a result that the kubelet has not reported."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -11,6 +13,7 @@ from core.models.names import NODE_LABEL, OUTCOME_ANNOTATION
 from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import Site
 from nodeagent.node.reconciler import TransferFaults
+from nodeagent.node.steps import Tools
 from nodeagent.transfers.kinds.csi_snapshot import DataUploadKind
 from nodeagent.transfers.status import EventLog, StatusWriter
 from tests.nodeagent.support.data_kinds import bare
@@ -256,7 +259,9 @@ class StoredCache(TransferCache):
 def faults_of(kube: FakeKube) -> TransferFaults:
     client = kube.client
     events = EventLog(EventRecorder(client, LoopClock(), component="node-agent", host=NODE))
-    return TransferFaults(client, StatusWriter(client, LoopClock()), events, cache=StoredCache(kube))
+    status = StatusWriter(client, LoopClock())
+    tools = SimpleNamespace(client=client, status=status, events=events, cache=StoredCache(kube))
+    return TransferFaults(cast(Tools, tools))
 
 
 def reasons(kube: FakeKube) -> list[str]:
