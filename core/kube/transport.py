@@ -6,7 +6,6 @@ A flow that a load balancer or a virtual IP drops sends no FIN and no RST. Witho
 it is silent until its own timeout, minutes later, and nothing else shows that it is dead.
 """
 
-import random
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -16,6 +15,8 @@ from enum import Enum, auto
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
+from tenacity.wait import wait_exponential_jitter
 
 from core.clock import Clock
 from core.kube.errors import (
@@ -219,6 +220,26 @@ def parse_raw_list(response: Response, attempted: str) -> ListBody[msgspec.Raw]:
     return ListBody(body.metadata, [msgspec.Raw(msgspec.json.encode(item)) for item in body.items])
 
 
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _Version(msgspec.Struct, rename="camel"):
+    group_version: str
+
+
+class _Group(msgspec.Struct):
+    versions: list[_Version]
+
+
+class _Groups(msgspec.Struct, tag="APIGroupList", tag_field="kind"):
+    groups: list[_Group]
+
+
+class _Resources(msgspec.Struct, tag="APIResourceList", tag_field="kind"):
+    resources: list[_Named]
+
+
 async def is_unserved(transport: Transport, resource: Resource) -> bool:
     """Return whether the API server lists its resources, and `resource` is not one of them.
 
@@ -228,23 +249,20 @@ async def is_unserved(transport: Transport, resource: Resource) -> bool:
     if not resource.group:
         return False
     try:
-        groups = await _read(transport, "/apis", "APIGroupList")
-        if resource.api_version not in {one["groupVersion"] for group in groups["groups"] for one in group["versions"]}:
+        groups = await _read(transport, "/apis", _Groups)
+        if resource.api_version not in {each.group_version for group in groups.groups for each in group.versions}:
             return True
-        served = await _read(transport, f"/apis/{resource.api_version}", "APIResourceList")
-        return resource.plural not in {one["name"] for one in served["resources"]}
-    except (KubeError, LookupError, TypeError, ValueError):
+        served = await _read(transport, f"/apis/{resource.api_version}", _Resources)
+        return resource.plural not in {each.name for each in served.resources}
+    except (KubeError, ValueError, RecursionError):
         return False
 
 
-async def _read(transport: Transport, path: str, kind: str) -> JsonDict:
-    """Return the answer to a GET of `path`; raise KubeError if it was rejected, ValueError if it is of another kind."""
+async def _read(transport: Transport, path: str, form: type[_T]) -> _T:
+    """Return the answer to a GET of `path`; raise KubeError if it was rejected, ValueError if it has another form."""
     answer = await transport.request(Request("GET", path))
     raise_for_status(answer.status, answer.body, attempted=f"get {path}")
-    found = parse_object(answer, f"get {path}")
-    if found.get("kind") != kind:
-        raise ValueError(kind)
-    return found
+    return msgspec.convert(parse_json(answer.body), form)
 
 
 KEEPALIVE_OPTIONS: Final[Mapping[tuple[int, int], int]] = {
@@ -318,32 +336,60 @@ class Retry:
         `after_lost_response=False`: an attempt that may have been applied (a server error or no response) is not
         repeated, only one after a 429, which was not processed.
         """
-        started_seconds, number, lost = self.clock.monotonic(), 0, False
-        while True:
-            number += 1
+        started = self.clock.monotonic()
+
+        def is_transient(error: BaseException) -> bool:
+            if isinstance(error, ThrottledError):
+                return True
+            if isinstance(error, _DENIED):
+                return self.clock.monotonic() - started < self.forbidden_seconds
+            return after_lost_response and isinstance(error, ServerError)
+
+        try:
+            # Nearly all requests succeed at once, and tenacity costs a tenth of sending one.
+            return await once()
+        except KubeError as e:
+            if not is_transient(e):
+                raise
+            errors: list[KubeError] = [e]
+
+        lost = isinstance(errors[0], ServerError)
+
+        async def again() -> _T:
+            """Run once; the first attempt is the one that has already failed."""
+            nonlocal lost
+            if errors:
+                raise errors.pop()
             try:
                 return await once()
-            except KubeError as e:
-                if isinstance(e, ConflictError):
-                    e.may_be_own = lost
-                lost = lost or isinstance(e, ServerError)
-                pause_seconds = self._pause_seconds(e, number)
-                until_seconds = self.clock.monotonic() - started_seconds + pause_seconds
-                if isinstance(e, _DENIED):
-                    goes_on = until_seconds <= self.forbidden_seconds
-                else:
-                    transient = isinstance(e, ThrottledError) or (after_lost_response and isinstance(e, ServerError))
-                    goes_on = transient and number < self.attempts and until_seconds <= self.total_seconds
-                if not goes_on:
-                    raise
-            await self.clock.sleep(pause_seconds)
+            except ServerError:
+                lost = True
+                raise
+            except ConflictError as e:
+                e.may_be_own = lost
+                raise
 
-    def _pause_seconds(self, error: KubeError, number: int) -> float:
-        """Return the delay after that many attempts."""
-        jitter_seconds = random.uniform(0.0, self.first_wait_seconds)  # noqa: S311 - guards no secret
-        # Beyond 2^30 the limit applies in any case.
-        doubled_seconds = self.first_wait_seconds * 2.0 ** min(number - 1, 30) + jitter_seconds
-        backoff_seconds = min(doubled_seconds, self.wait_limit_seconds)
-        if error.retry_after_seconds is None:
-            return backoff_seconds
-        return min(error.retry_after_seconds, _RETRY_AFTER_LIMIT_SECONDS) + backoff_seconds / 10
+        return await self._build(is_transient, started)(again)
+
+    def _build(self, is_transient: Callable[[BaseException], bool], started_seconds: float) -> AsyncRetrying:
+        """Return the retries after errors that `is_transient`, limited in time from `started_seconds`."""
+        backoff = wait_exponential_jitter(
+            multiplier=self.first_wait_seconds, max=self.wait_limit_seconds, jitter=self.first_wait_seconds
+        )
+
+        def wait(state: RetryCallState) -> float:
+            error = state.outcome.exception() if state.outcome else None
+            retry_after = error.retry_after_seconds if isinstance(error, KubeError) else None
+            if retry_after is not None:
+                return min(retry_after, _RETRY_AFTER_LIMIT_SECONDS) + backoff(state) / 10
+            return float(backoff(state))
+
+        def stop(state: RetryCallState) -> bool:
+            until = self.clock.monotonic() - started_seconds + wait(state)
+            if state.outcome and isinstance(state.outcome.exception(), _DENIED):
+                return until > self.forbidden_seconds
+            return state.attempt_number >= self.attempts or until > self.total_seconds
+
+        return AsyncRetrying(
+            retry=retry_if_exception(is_transient), wait=wait, stop=stop, sleep=self.clock.sleep, reraise=True
+        )
