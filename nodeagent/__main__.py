@@ -8,7 +8,6 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import Any, Final
 
 from core.errors import AgentError, ConfigError
@@ -39,11 +38,12 @@ examples:
         install the agents into a cluster
 """
 
+_RUN_SCHEDULE: Final = "run-schedule"
 _POD_COMMANDS: Final = {
-    "run-schedule": "run a schedule once, in its pod",
+    _RUN_SCHEDULE: "run a schedule once, in its pod",
     "run-restore-test": "test a restore, in a pod of the leader",
 }
-"""The commands of pods that have the agents' image, without the extra `cli`; each is in a module of its own name."""
+"""The commands of pods that have the agents' image, without the extra `cli`."""
 
 _USER_PACKAGES: Final = frozenset({"click", "jinja2", "rich"})
 
@@ -61,11 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _COMPLETION in os.environ or (words and words[0] in USER_COMMANDS):
             return _run_user_command(words)
         if words and words[0] in _POD_COMMANDS:
-            code: int = import_module(f"client.cli.{words[0].replace('-', '_')}").run_words(words[1:])
-            return code
+            return _run_pod_command(*words)
         _check_command(words[:1])
         arguments = _parser().parse_args(words)
-        code = arguments.run(arguments)
+        code: int = arguments.run(arguments)
     except AgentError as e:
         sys.stderr.write(f"error: {one_line(str(e))}\n")
         return e.exit_code
@@ -83,6 +82,15 @@ def complete() -> int:
         return 1
     sys.stdout.write(complete_for_kubectl(sys.argv[1:]))
     return 0
+
+
+def _run_pod_command(name: str, *words: str) -> int:
+    """Run a command in its pod: an agent never loads what it needs."""
+    if name == _RUN_SCHEDULE:
+        from client.cli.run_schedule import run_words  # noqa: PLC0415 - see above
+    else:
+        from client.cli.run_restore_test import run_words  # noqa: PLC0415 - see above
+    return run_words(words)
 
 
 def _run_user_command(words: list[str]) -> int:
