@@ -126,6 +126,7 @@ class OpenStage:
         """Delete what is to be deleted. Raises OSError if something cannot be deleted."""
         while not stop() and (names := _some_names(self._old)):
             for name in names:
+                self._stage.steps += 1
                 try:
                     os.unlink(name, dir_fd=self._old)
                 except IsADirectoryError:

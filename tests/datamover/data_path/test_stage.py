@@ -52,6 +52,16 @@ def test_a_directory_is_deleted_however_deep_it_is(tmp_path: Path, stage: Stage,
     assert Path("/etc/passwd").exists()
 
 
+def test_each_directory_that_is_deleted_is_progress(tmp_path: Path, stage: Stage, opened: OpenStage) -> None:
+    """To delete a million empty ones may take longer than a stall may."""
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        opened.delete(name, opened.root)
+    before = stage.steps
+    opened.empty(_never)
+    assert stage.steps == before + 3
+
+
 @pytest.mark.parametrize("there", ["nothing", "file", "link", "empty", "entries"])
 @pytest.mark.parametrize("delete", [True, False])
 def test_a_file_comes_to_its_place_unless_entries_are_to_stay(
