@@ -10,12 +10,12 @@ import logging
 import os
 import socket
 import tarfile
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 from core.errors import AgentError, ConfigError, DataPathError
 from core.models.base import parse_time
@@ -137,6 +137,7 @@ _END_OF_TAR: Final = bytes(2 * _BLOCK_BYTES)
 _ERROR_CHARACTERS: Final = 2000
 _PERMISSIONS: Final = 0o777
 
+_T = TypeVar("_T")
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -280,26 +281,29 @@ class FileSender:
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(source, "rb", buffering=0)
         )
         try:
-            async with asyncio.timeout(self.limits.idle_seconds) as idle:
-                while piece := await reader.read(_PIECE_BYTES):
-                    if most is not None:
-                        # The last block of a device may be longer than the device.
-                        piece = piece[:most]
-                        most -= len(piece)
-                    await self._write(writer, piece)
-                    idle.reschedule(loop.time() + self.limits.idle_seconds)
-        except TimeoutError as e:
-            raise DataPathError(f"no byte was read or sent for {self.limits.idle_seconds:.0f} s") from e
+            while piece := await self._unless_idle(reader.read(_PIECE_BYTES)):
+                if most is not None:
+                    # The last block of a device may be longer than the device.
+                    piece = piece[:most]
+                    most -= len(piece)
+                await self._write(writer, piece)
         finally:
             transport.close()
 
     async def _write(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         try:
             writer.write(data)
-            await writer.drain()
+            await self._unless_idle(writer.drain())
         except ConnectionError as e:
             raise DataPathError("the command that reads the files does not read them any more") from e
         self.sent_bytes += len(data)
+
+    async def _unless_idle(self, work: Awaitable[_T]) -> _T:
+        try:
+            async with asyncio.timeout(self.limits.idle_seconds):
+                return await work
+        except TimeoutError as e:
+            raise DataPathError(f"no byte was read or sent for {self.limits.idle_seconds:.0f} s") from e
 
     async def _end(
         self, path: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, result: SentFiles

@@ -97,7 +97,11 @@ async def test_a_command_that_sees_the_socket_first_is_not_refused(
     assert not path.exists()
 
 
-async def test_a_pod_whose_reader_stops_ends_by_itself(bed: SnapshotBed) -> None:
+@pytest.mark.parametrize("header_bytes", [512, 8 << 20], ids=["content", "header"])
+async def test_a_pod_whose_reader_stops_ends_by_itself(
+    bed: SnapshotBed, monkeypatch: pytest.MonkeyPatch, header_bytes: int
+) -> None:
+    monkeypatch.setattr("datamover.pod.file_stream._header", lambda *_: bytes(header_bytes))
     sending = asyncio.create_task(build_sender(bed, "sparse", idle_seconds=1).run(), name="sending")
     _, writer = await _connect(bed)
     with pytest.raises(Exception, match="no byte was read or sent for 1 s"):
