@@ -13,7 +13,7 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from core.clock import Clock, Deadline
 from core.contract import SNAPSHOT_METADATA_TOKEN, TrackedSnapshot
@@ -50,6 +50,8 @@ from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir, open_work_dir
 from datamover.storage.location import LocationSecrets, build_storage
 from datamover.storage.providers import CredentialsText, FileStorage, KopiaAccess, Storage
+
+_T = TypeVar("_T")
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 
@@ -338,7 +340,7 @@ class RepositoryAccess:
         """
         if isinstance(storage, FileStorage):
             # kopia would write a file of its own to it.
-            await _check_directory(storage)
+            await ask_directory(storage.check_root)
             return
         storage = await storage.with_fetched_credentials(self.context.clock, self.context.redactor)
         kopia, access = self._give_access(storage, _NO_PASSWORD)
@@ -356,8 +358,8 @@ class RepositoryAccess:
         """
         storage = await _build_storage(self.context, location, "")
         if isinstance(storage, FileStorage):
-            await _check_directory(storage)
-            return storage.list_folders()
+            await ask_directory(storage.check_root)
+            return await ask_directory(storage.list_folders)
         storage = await storage.with_fetched_credentials(self.context.clock, self.context.redactor)
         config = storage.config()
         if config is None:
@@ -375,11 +377,15 @@ class RepositoryAccess:
         return Kopia(kopia_environment(inherited, self.work_dir, own), redactor), access
 
 
-async def _check_directory(storage: FileStorage) -> None:
-    """Check the root in a thread, which is abandoned if a file system does not answer."""
+async def ask_directory(ask: Callable[[], _T]) -> _T:
+    """Return what `ask` returns in a thread, which is abandoned if a file system does not answer.
+
+    Raises:
+        RepositoryError: `ask` has raised a ConfigError.
+    """
     try:
-        async with run_in_background(lambda _: storage.check_root(), name="directory") as checked:
-            await checked
+        async with run_in_background(lambda _: ask(), name="directory") as asked:
+            return await asked
     except ConfigError as e:
         raise RepositoryError(str(e)) from e
 

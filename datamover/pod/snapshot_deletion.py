@@ -29,10 +29,9 @@ from datamover.kopia.location_files import BackupFiles, open_output, read_direct
 from datamover.kopia.references import ListedSnapshot
 from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.kopia.snapshots import delete_snapshots
-from datamover.pod.cluster import PodContext, open_access, resolve_storage
+from datamover.pod.cluster import PodContext, ask_directory, open_access, resolve_storage
 from datamover.pod.reporting import Termination, build_success
 from datamover.pod.snapshot_report import SHOWN_UNREAD, build_unread, list_stored, read_named_snapshots
-from datamover.runtime.cancellation import run_in_background
 from datamover.storage.providers import FileStorage
 
 _logger = logging.getLogger(__name__)
@@ -184,12 +183,7 @@ class _Deleter:
         """Check a location that is a directory. Raises RepositoryError if it has Velero's files, or cannot be read."""
         storage = await resolve_storage(self.context, self.location)
         if isinstance(storage, FileStorage):
-            try:
-                async with run_in_background(lambda _: storage.list_folders(), name="directory") as listed:
-                    folders = await listed
-            except ConfigError as e:
-                raise RepositoryError(str(e)) from e
-            self._refuse(found=_BACKUPS in folders)
+            self._refuse(found=_BACKUPS in await ask_directory(storage.list_folders))
 
     def _refuse(self, *, found: bool) -> None:
         if found:

@@ -1,6 +1,8 @@
 """The snapshots in a location, with a real kopia and no BackupRepository: what is listed, and what is not."""
 
+import asyncio
 import hashlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -17,6 +19,7 @@ from core.snapshot_contract import STORED_LINE, SnapshotListing, StoredSnapshot
 from datamover.kopia.process import KopiaAnswer
 from datamover.pod.snapshot_report import build_unread
 from datamover.pod.storage_commands import run_storage_command
+from datamover.storage.providers import FileStorage
 from tests.datamover.support.checkpoints import leave_device_checkpoint
 from tests.datamover.support.location_bed import LocationBed
 from tests.datamover.support.pods import MoverPod
@@ -55,6 +58,20 @@ class Bed(LocationBed):
 @pytest.fixture(params=[pytest.param("", id="directory"), pytest.param("listed", id="bucket")])
 def bed(request: pytest.FixtureRequest, kopia_program: Path, s3: S3Server, tmp_path: Path) -> Bed:
     return Bed.make(request.param, s3, kopia_program, tmp_path)
+
+
+async def test_a_directory_that_does_not_answer_keeps_no_mover_from_a_signal(
+    kopia_program: Path, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, answered = asyncio.get_running_loop(), threading.Event()
+
+    def list_folders(_: FileStorage) -> list[str]:
+        loop.call_soon_threadsafe(answered.set)
+        assert answered.wait(10), "the event loop waits for the directory"
+        return []
+
+    monkeypatch.setattr(FileStorage, "list_folders", list_folders)
+    assert (await Bed.make("", s3, kopia_program, tmp_path).listing()).repositories == 0
 
 
 def _listed(capsys: pytest.CaptureFixture[str]) -> dict[str, StoredSnapshot]:
