@@ -22,7 +22,6 @@ _TESTED_ELSEWHERE: Final = {
     "client/verifications/read_back.py": "tests/client/verifications/test_verify.py",
     "datamover/data_path/in_place_preview.py": "tests/datamover/flows/test_in_place_preview.py",
     "datamover/data_path/restore.py": "tests/datamover/flows/test_roundtrip.py",
-    "datamover/flags.py": "tests/datamover/test_arguments.py",
     "datamover/kopia/client_config.py": "tests/datamover/kopia/test_repository.py",
     "datamover/runtime/cancellation.py": "tests/datamover/flows/test_cancel.py",
     "datamover/runtime/signals.py": "tests/datamover/test_main.py",
