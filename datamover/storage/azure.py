@@ -115,15 +115,10 @@ class AzureStorage(BucketStorage):
 
     def access(self, work_dir: WorkDir) -> KopiaAccess:
         """Return kopia's arguments, and the credentials."""
-        arguments = [
-            "azure",
-            f"--container={self.bucket}",
-            f"--prefix={self.prefix}",
-            f"--storage-account={self.account}",
-        ]
+        flags = ["azure", f"--container={self.bucket}", f"--prefix={self.prefix}", f"--storage-account={self.account}"]
         if self.domain:
-            arguments.append(f"--storage-domain={self.domain}")
-        return KopiaAccess(arguments, {**self.variables, **trust_variables(work_dir, self.ca_pem)})
+            flags.append(f"--storage-domain={self.domain}")
+        return KopiaAccess(flags, {**self.variables, **trust_variables(work_dir, self.ca_pem)})
 
 
 def read_azure_variables(source: CredentialsText | None, environment: Mapping[str, str]) -> dict[str, str]:
@@ -148,8 +143,7 @@ def build_azure(
     Raises:
         RepositoryError: they are incomplete or invalid, or kopia cannot do what they ask for.
     """
-    account = config.get("storageAccount", "")
-    if not account:
+    if not (account := config.get("storageAccount", "")):
         raise RepositoryError("config.storageAccount is not set")
     cloud_name = given.get("AZURE_CLOUD_NAME", "")
     if (cloud := _CLOUDS.get(cloud_name.lower())) is None:

@@ -66,7 +66,7 @@ async def fetch_account_key(wanted: AzureAccountKey, clock: Clock, redactor: Red
 
 def _list_keys(wanted: AzureAccountKey, redactor: Redactor) -> str:
     client = build_client(wanted.ca_pem)
-    token = _SignIn(wanted.identity, wanted.audience, client, redactor).token()
+    token = _sign_in(wanted.identity, wanted.audience, client, redactor)
     account = (
         f"/subscriptions/{quote(wanted.subscription, safe='')}/resourceGroups/{quote(wanted.group, safe='')}"
         f"/providers/Microsoft.Storage/storageAccounts/{quote(wanted.account, safe='')}"
@@ -82,50 +82,40 @@ def _list_keys(wanted: AzureAccountKey, redactor: Redactor) -> str:
     raise RefusedError(f"{attempted}: it has no key with full permissions")
 
 
-@dataclass(frozen=True)
-class _SignIn:
-    """How an identity gets a token for an audience; the redactor learns each secret on the way."""
+def _sign_in(identity: AzureIdentity, audience: str, client: OpenerDirector, redactor: Redactor) -> str:
+    """Return a new token of an identity for an audience; `redactor` learns each secret on the way.
 
-    identity: AzureIdentity
-    audience: str
-    client: OpenerDirector
-    redactor: Redactor
+    Raises:
+        RepositoryError: it was not granted, or the service does not answer.
+    """
+    redactor.add(identity.secret)
+    attempted = f"cannot sign in to Azure as {identity.description}"
+    if identity.secret or identity.token_file:
+        answer = send(client, _build_login(identity, audience, redactor), attempted)
+    else:
+        query = {"api-version": _METADATA_VERSION, "resource": audience}
+        if identity.client:
+            query["client_id"] = identity.client
+        url = f"{identity.metadata.rstrip('/')}/metadata/identity/oauth2/token?{urlencode(query)}"
+        request = Request(url, headers={"Metadata": "true"})  # noqa: S310 - Azure's own, without TLS
+        answer = send(build_direct_client(), request, attempted, busy=_METADATA_BUSY)
+    token = parse_json(answer).get("access_token")
+    if not isinstance(token, str) or not token:
+        raise RefusedError(f"{attempted}: the answer has no access_token")
+    redactor.add(token)
+    return token
 
-    def token(self) -> str:
-        """Return a new token. Raises RepositoryError if it was not granted, or the service does not answer."""
-        identity = self.identity
-        self.redactor.add(identity.secret)
-        attempted = f"cannot sign in to Azure as {identity.description}"
-        if identity.secret or identity.token_file:
-            answer = send(self.client, self._login(identity), attempted)
-        else:
-            query = {"api-version": _METADATA_VERSION, "resource": self.audience}
-            if identity.client:
-                query["client_id"] = identity.client
-            url = f"{identity.metadata.rstrip('/')}/metadata/identity/oauth2/token?{urlencode(query)}"
-            request = Request(url, headers={"Metadata": "true"})  # noqa: S310 - Azure's own, without TLS
-            answer = send(build_direct_client(), request, attempted, busy=_METADATA_BUSY)
-        token = parse_json(answer).get("access_token")
-        if not isinstance(token, str) or not token:
-            raise RefusedError(f"{attempted}: the answer has no access_token")
-        self.redactor.add(token)
-        return token
 
-    def _login(self, identity: AzureIdentity) -> Request:
-        if urlsplit(identity.authority).scheme != "https":
-            raise RefusedError(f'the authority of Azure identities must be https: "{identity.authority}"')
-        proof = {"client_secret": identity.secret}
-        if not identity.secret:
-            assertion = read_token(identity.token_file, "AZURE_FEDERATED_TOKEN_FILE", self.redactor)
-            proof = {"client_assertion_type": _ASSERTION, "client_assertion": assertion}
-        form = {
-            "grant_type": "client_credentials",
-            "client_id": identity.client,
-            "scope": f"{self.audience}/.default",
-            **proof,
-        }
-        url = f"{identity.authority.rstrip('/')}/{quote(identity.tenant, safe='')}/oauth2/v2.0/token"
-        return Request(url, urlencode(form).encode())  # noqa: S310 - https, as checked
+def _build_login(identity: AzureIdentity, audience: str, redactor: Redactor) -> Request:
+    if urlsplit(identity.authority).scheme != "https":
+        raise RefusedError(f'the authority of Azure identities must be https: "{identity.authority}"')
+    proof = {"client_secret": identity.secret}
+    if not identity.secret:
+        assertion = read_token(identity.token_file, "AZURE_FEDERATED_TOKEN_FILE", redactor)
+        proof = {"client_assertion_type": _ASSERTION, "client_assertion": assertion}
+    form = {"grant_type": "client_credentials", "client_id": identity.client, "scope": f"{audience}/.default", **proof}
+    url = f"{identity.authority.rstrip('/')}/{quote(identity.tenant, safe='')}/oauth2/v2.0/token"
+    return Request(url, urlencode(form).encode())  # noqa: S310 - https, as checked
 
 
 @dataclass(frozen=True)
@@ -152,7 +142,7 @@ async def fetch_signature(wanted: AzureContainer, authority_pem: bytes, clock: C
 
 
 def _sign(wanted: AzureContainer, client: OpenerDirector, now: datetime, redactor: Redactor) -> str:
-    token = _SignIn(wanted.identity, _STORAGE_AUDIENCE, client, redactor).token()
+    token = _sign_in(wanted.identity, _STORAGE_AUDIENCE, client, redactor)
     start, expiry = (time.strftime("%Y-%m-%dT%H:%M:%SZ") for time in (now - _SKEW, now - _SKEW + _LONGEST))
     body = f"<KeyInfo><Start>{start}</Start><Expiry>{expiry}</Expiry></KeyInfo>"
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/xml", "x-ms-version": _STORAGE_VERSION}

@@ -129,7 +129,7 @@ def build_storage(
     found = _Location(location, secrets, environment, prefix, credentials_directory)
     provider = location.spec.provider
     # A known provider takes precedence over the config; any other one is S3 if it has an address.
-    build = _BUILDERS.get(provider.removeprefix("velero.io/")) or (_s3 if found.config.get("s3Url") else None)
+    build = _BUILD.get(provider.removeprefix("velero.io/")) or (_s3 if found.config.get("s3Url") else None)
     try:
         if build is not None:
             return build(found)
@@ -182,10 +182,5 @@ def _folder(location: _Location) -> Storage:
     return FileStorage(Path(root) / location.prefix, Path(root))
 
 
-_BUILDERS: Final[Mapping[str, Callable[[_Location], Storage]]] = {
-    "aws": _s3,
-    "azure": _azure,
-    "gcp": _gcs,
-    "fs": _folder,
-}
+_BUILD: Final[Mapping[str, Callable[[_Location], Storage]]] = {"aws": _s3, "azure": _azure, "gcp": _gcs, "fs": _folder}
 """Keyed by provider without its prefix. Source: Velero v1.18, GetBackendType in pkg/repository/config/config.go."""

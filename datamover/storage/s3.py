@@ -10,7 +10,7 @@ from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 from core.errors import ConfigError, RepositoryError
 from core.models.base import JsonDict
@@ -72,10 +72,8 @@ class AwsKeys:
         """The keys of kopia's configuration that make it use them."""
         return {"accessKeyID": self.access_key, "secretAccessKey": self.secret_key, "sessionToken": self.session_token}
 
-    @property
-    def origin(self) -> str | None:
-        """The origin to name if access is denied; None: the location names it."""
-        return None
+    origin: ClassVar[None] = None
+    """The origin to name if access is denied; None: the location names it."""
 
 
 @dataclass(frozen=True)
@@ -249,8 +247,7 @@ def _keys(source: CredentialsText, profile: str, values: Mapping[str, str]) -> A
 def _profile(source: CredentialsText, wanted: str) -> dict[str, str]:
     sections = _parse_sections(source.text.removeprefix("\ufeff"))
     # AWS's config file has sections like [profile name].
-    values = sections.get(wanted, sections.get(f"profile {wanted}"))
-    if values is None:
+    if (values := sections.get(wanted, sections.get(f"profile {wanted}"))) is None:
         found = ", ".join(sections) or "none"
         raise RepositoryError(f'{source.origin}: no profile "{wanted}" (profiles: {found})')
     return values

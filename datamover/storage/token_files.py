@@ -146,8 +146,7 @@ async def replace_token_files(
 async def _replace_for_s3(
     config: JsonDict, environment: Mapping[str, str], redactor: Redactor, clock: Clock, stack: AsyncExitStack
 ) -> Replacement:
-    request = _find_aws_request(environment, redactor)
-    if request is None:
+    if (request := _find_aws_request(environment, redactor)) is None:
         return Replacement(config)
 
     async def answer() -> LoopbackAnswer:
@@ -194,11 +193,9 @@ def _read_authority(environment: Mapping[str, str]) -> bytes:
 async def _replace_for_google(
     config: JsonDict, environment: Mapping[str, str], redactor: Redactor, _clock: Clock, stack: AsyncExitStack
 ) -> Replacement:
-    source = read_inherited(environment, GOOGLE_FILE)
-    if source is None:
+    if (source := read_inherited(environment, GOOGLE_FILE)) is None:
         return Replacement(config)
-    file = google_token_file(source)
-    if not file:
+    if not (file := google_token_file(source)):
         return Replacement(config, {GOOGLE_FILE: source.text.encode()})
 
     async def answer() -> LoopbackAnswer:
@@ -225,8 +222,7 @@ def _read_subject_token(file: Path) -> LoopbackAnswer:
 async def _replace_for_azure(
     config: JsonDict, environment: Mapping[str, str], redactor: Redactor, clock: Clock, _stack: AsyncExitStack
 ) -> Replacement:
-    file = azure_token_file(config)
-    if file is None:
+    if (file := azure_token_file(config)) is None:
         return Replacement(config)
     from datamover.storage.azure_keys import AzureContainer, fetch_signature  # noqa: PLC0415 - few locations need it
 
