@@ -51,7 +51,7 @@ from datamover.kopia.stalls import Watchdog
 from datamover.pod.cluster import PodContext, open_access
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success
 from datamover.pod.snapshot_report import SnapshotReporter, list_stored
-from datamover.runtime.child import children_peak_bytes, own_peak_bytes
+from datamover.runtime.child import read_peak_bytes
 
 _logger = logging.getLogger(__name__)
 
@@ -114,12 +114,8 @@ async def _add_report(result: MaintenanceResult, snapshots: SnapshotReporter) ->
         _logger.warning("no snapshot report: %s", result.report_error)
     if result.peak_bytes:
         # The next Job needs as much memory.
-        result = structs.replace(result, peak_bytes=_read_peak_bytes())
+        result = structs.replace(result, peak_bytes=read_peak_bytes())
     return result
-
-
-def _read_peak_bytes() -> int:
-    return children_peak_bytes() + own_peak_bytes()
 
 
 async def _wait_for_release(job: str, context: PodContext) -> timedelta:
@@ -250,7 +246,7 @@ class _Run:
             seconds=round(clock.monotonic() - started, 1),
             next_quick=info.next_quick,
             next_full=info.next_full,
-            peak_bytes=_read_peak_bytes(),
+            peak_bytes=read_peak_bytes(),
         )
         try:
             return structs.replace(

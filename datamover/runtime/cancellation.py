@@ -121,15 +121,9 @@ async def run_in_background(work: Callable[[ShouldStop], _T], *, name: str) -> A
         yield future
     finally:
         stopped.set()
-        await _wait_for_end(future, name)
-
-
-async def _wait_for_end(future: "asyncio.Future[_T]", name: str) -> None:
-    async def ended() -> None:
-        await asyncio.wait({future})
-
-    with suppress(TimeoutError):
-        await run_shielded(ended, name=f"end of {name}", deadline=Deadline.after(SystemClock(), _STOP_TIMEOUT))
-    if future.done() and not future.cancelled():
-        future.exception()
-    future.cancel()
+        wait, deadline = partial(asyncio.wait, {future}), Deadline.after(SystemClock(), _STOP_TIMEOUT)
+        with suppress(TimeoutError):
+            await run_shielded(wait, name=f"end of {name}", deadline=deadline)
+        if future.done() and not future.cancelled():
+            future.exception()
+        future.cancel()

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -111,7 +110,7 @@ async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> Ch
             pass_fds=() if files.inherited_fd is None else (files.inherited_fd,),
             # A separate process group: an interrupt from the terminal reaches only this process.
             process_group=0,
-            preexec_fn=partial(_before_exec, command, _die_with_parent(os.getpid())),
+            preexec_fn=_prepare(command, os.getpid()),
         )
     _running.add(process.pid)
     try:
@@ -138,25 +137,14 @@ def kill_children() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def children_peak_bytes() -> int:
-    """Return the highest resident memory of any child that has exited."""
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _KIB
+def read_peak_bytes() -> int:
+    """Return the highest resident memory of this process, and of any child that has exited, together."""
+    each = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(resource.getrusage(one).ru_maxrss for one in each) * _KIB
 
 
-def own_peak_bytes() -> int:
-    """Return the highest resident memory of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
-
-
-def _before_exec(command: ChildCommand, die_with_parent: Callable[[], None]) -> None:
-    """Run in the child, between fork and exec."""
-    die_with_parent()
-    if command.confinement is not None:
-        command.confinement.enter(command.argv, command.environment)
-
-
-def _die_with_parent(parent: int) -> Callable[[], None]:
-    """Return what the child runs before the program: have the kernel kill it when `parent` exits."""
+def _prepare(command: ChildCommand, parent: int) -> Callable[[], None]:
+    """Return what the child runs before the program: it is killed when `parent` exits, and confines itself."""
     # Looked up before the fork: another thread may hold the loader's lock at that moment.
     prctl = LIBC.prctl
 
@@ -164,12 +152,13 @@ def _die_with_parent(parent: int) -> Callable[[], None]:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
+        if command.confinement is not None:
+            command.confinement.enter(command.argv, command.environment)
 
     return in_child
 
 
 async def _terminate(process: asyncio.subprocess.Process, requested: asyncio.Event | None) -> None:
-    """Ask the child to end once that is requested."""
     if requested is None:
         return
     await requested.wait()
@@ -181,7 +170,6 @@ async def _terminate(process: asyncio.subprocess.Process, requested: asyncio.Eve
 async def _collect(
     process: asyncio.subprocess.Process, on_line: Callable[[str], None], on_output: Callable[[str], None] | None
 ) -> ChildExit:
-    """Read the output until the child exits."""
     reading = read_all(process.stdout) if on_output is None else read_lines(process.stdout, on_output)
     async with asyncio.TaskGroup() as readers:
         output = readers.create_task(reading, name="child-output")
@@ -209,7 +197,6 @@ async def read_lines(stream: asyncio.StreamReader | None, on_line: Callable[[str
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill the child if it is still running, and wait for its exit."""
     if process.returncode is not None:
         return
     with suppress(ProcessLookupError):

@@ -23,6 +23,8 @@ from core.landlock import landlock_abi
 from datamover.runtime.sandbox import (
     LIBC,
     SYS_RESTRICT_SELF,
+    TO_READ,
+    TO_WRITE,
     Jail,
     Rights,
     Step,
@@ -42,20 +44,15 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 _FAILED: Final = 126
 """The exit code of a child that could not be confined; shells use it for a program that cannot be run."""
 
-_RESOLVER: Final = (Path("/etc/resolv.conf"), Path("/etc/hosts"), Path("/etc/nsswitch.conf"))
+_RESOLVER: Final = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf")
 
-_AUTHORITIES: Final = tuple(
-    map(
-        Path,
-        (
-            "/etc/ssl/certs/ca-certificates.crt",
-            "/etc/pki/tls/certs/ca-bundle.crt",
-            "/etc/ssl/ca-bundle.pem",
-            "/etc/pki/tls/cacert.pem",
-            "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
-            "/etc/ssl/cert.pem",
-        ),
-    )
+_AUTHORITIES: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/tls/cacert.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/cert.pem",
 )
 """Source: Go, crypto/x509/root_linux.go."""
 
@@ -166,11 +163,10 @@ def confine(program: Path, bounds: Bounds, means: Means, home: Path) -> Iterator
             )
         yield None
         return
-    files = [file for file in (*_RESOLVER, *_AUTHORITIES, *bounds.files) if file.exists()]
+    files = [file for file in (*map(Path, (*_RESOLVER, *_AUTHORITIES)), *bounds.files) if file.exists()]
     with ExitStack() as stack:
         steps: list[Step] = []
-        jail = stack.enter_context(_open_jail(bounds, files, means, home))
-        if jail is not None:
+        if (jail := stack.enter_context(_open_jail(bounds, files, means, home))) is not None:
             steps += jail.steps()
         if means.abi or not bounds.flushes:
             steps.append(_no_new_privs())
@@ -200,9 +196,9 @@ def _open_jail(bounds: Bounds, files: Sequence[Path], means: Means, home: Path) 
 
 def _rules(program: Path, bounds: Bounds, files: Sequence[Path], jail: Jail | None) -> Iterator[tuple[Path, Rights]]:
     yield program, Rights.EXECUTE | Rights.READ_FILE
-    yield from ((tree, Rights.to_read()) for tree in bounds.read)
-    yield from ((tree, Rights.to_write()) for tree in bounds.write)
-    yield from ((below(jail.root, file) if jail else file, Rights.to_read()) for file in files)
+    yield from ((tree, TO_READ) for tree in bounds.read)
+    yield from ((tree, TO_WRITE) for tree in bounds.write)
+    yield from ((below(jail.root, file) if jail else file, TO_READ) for file in files)
 
 
 def _no_new_privs() -> Step:

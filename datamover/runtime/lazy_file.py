@@ -145,8 +145,7 @@ class LazyFile:
         first, end = offset // BLOCK_BYTES, min(total, -(-(offset + length) // BLOCK_BYTES))
         if end - first > _MOST_BLOCKS:
             raise DataPathError(f"a read of {length} bytes at once is not expected: the file system is damaged")
-        missing = [block for block in range(first, end) if block not in self._fetched]
-        if not missing:
+        if not (missing := [block for block in range(first, end) if block not in self._fetched]):
             return
         start = missing[0]
         self._ahead = min(2 * self._ahead, _MOST_AHEAD) if start == self._next else 1

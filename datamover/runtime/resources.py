@@ -169,13 +169,11 @@ class ResourceLimits:
 
 def read_limits(root: Path = Path("/")) -> ResourceLimits:
     """Return the limits of this process's cgroup; `root` contains `/proc` and `/sys`."""
-    groups = _own_groups(root / "proc/self/cgroup")
-    mounted = root / "sys/fs/cgroup"
     cpus = float(len(os.sched_getaffinity(0)))
     memory: list[int] = []
-    for directory in _directories(mounted, groups, "memory"):
+    for directory in _directories(root, "memory"):
         memory += _numbers(directory / "memory.max") + _numbers(directory / "memory.limit_in_bytes")
-    for directory in _directories(mounted, groups, "cpu"):
+    for directory in _directories(root, "cpu"):
         quota = _numbers(directory / "cpu.max") or [
             *_numbers(directory / "cpu.cfs_quota_us"),
             *_numbers(directory / "cpu.cfs_period_us"),
@@ -191,30 +189,22 @@ def ran_out_of_memory(root: Path = Path("/")) -> bool:
 
     Source: Linux, cgroup-v2.rst (memory.events) and cgroup-v1/memory.rst (memory.oom_control), key oom_kill.
     """
-    groups = _own_groups(root / "proc/self/cgroup")
-    for directory in _directories(root / "sys/fs/cgroup", groups, "memory"):
+    for directory in _directories(root, "memory"):
         for file in (directory / "memory.events", directory / "memory.oom_control"):
             if any(line.startswith("oom_kill ") and not line.endswith(" 0") for line in _lines(file)):
                 return True
     return False
 
 
-def _own_groups(listing: Path) -> dict[str, str]:
-    """Return the path of this process's cgroup by controller; the key of cgroup v2 is empty."""
-    groups: dict[str, str] = {}
-    for line in _lines(listing):
-        _, controllers, path = line.split(":", 2)
-        groups |= dict.fromkeys(controllers.split(","), path)
-    return groups
-
-
-def _directories(mounted: Path, groups: dict[str, str], controller: str) -> list[Path]:
+def _directories(root: Path, controller: str) -> list[Path]:
     """Return the possible directories of the controller's files: the cgroup, and the root that a container sees."""
+    mounted = root / "sys/fs/cgroup"
     found = [mounted, mounted / controller]
-    if "" in groups:
-        found.append(mounted / groups[""].lstrip("/"))
-    if controller in groups:
-        found.append(mounted / controller / groups[controller].lstrip("/"))
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        # In cgroup v2, all controllers have one directory.
+        if not controllers or controller in controllers.split(","):
+            found.append(mounted / (controller if controllers else "") / path.lstrip("/"))
     return found
 
 

@@ -18,7 +18,7 @@ import stat
 import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntFlag
 from functools import partial
@@ -88,55 +88,32 @@ def below(root: Path, path: Path) -> Path:
     return root / path.relative_to("/")
 
 
-class _Skeleton:
-    """Directories, files and links, removed in reverse order: never with content of others."""
-
-    def __init__(self) -> None:
-        self._made: list[Path] = []
-
-    def root(self, home: Path) -> Path:
-        path = Path(tempfile.mkdtemp(prefix="jail-", dir=home))
-        self._made.append(path)
-        return path
-
-    def directory(self, path: Path) -> None:
-        if path.is_dir():
-            return
-        self.directory(path.parent)
+def _make(made: ExitStack, path: Path) -> None:
+    """Make a directory, and those above it, until `made` is closed."""
+    if not path.is_dir():
+        _make(made, path.parent)
         path.mkdir(mode=0o700)
-        self._made.append(path)
-
-    def copy(self, source: Path, target: Path) -> None:
-        if source.is_dir():
-            for file in source.iterdir():
-                self.copy(file, target / file.name)
-            return
-        self.directory(target.parent)
-        if source.is_file() and not target.exists():
-            self._made.append(target)
-            shutil.copyfile(source, target)
-
-    def link(self, path: Path, target: str) -> None:
-        self.directory(path.parent)
-        path.symlink_to(target)
-        self._made.append(path)
-
-    def remove(self) -> None:
-        for path in reversed(self._made):
-            with suppress(OSError):
-                if path.is_dir() and not path.is_symlink():
-                    path.rmdir()
-                else:
-                    path.unlink()
+        made.callback(_remove, path)
 
 
-@contextmanager
-def _skeleton() -> Iterator[_Skeleton]:
-    skeleton = _Skeleton()
-    try:
-        yield skeleton
-    finally:
-        skeleton.remove()
+def _copy(made: ExitStack, source: Path, target: Path) -> None:
+    if source.is_dir():
+        for file in source.iterdir():
+            _copy(made, file, target / file.name)
+        return
+    _make(made, target.parent)
+    if source.is_file() and not target.exists():
+        made.callback(_remove, target)
+        shutil.copyfile(source, target)
+
+
+def _remove(path: Path) -> None:
+    """Remove what was made, but never content of others."""
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink()
 
 
 @contextmanager
@@ -156,13 +133,14 @@ def build_jail(
     Raises:
         DataPathError: it cannot be built.
     """
-    with _skeleton() as skeleton:
+    with ExitStack() as made:
         with _building():
-            root = skeleton.root(home)
+            root = Path(tempfile.mkdtemp(prefix="jail-", dir=home))
+            made.callback(_remove, root)
             for tree in trees:
-                skeleton.directory(below(root, tree))
+                _make(made, below(root, tree))
             for file in copies:
-                skeleton.copy(file, below(root, file))
+                _copy(made, file, below(root, file))
         yield Jail(root, tuple(trees), tuple(read_only))
 
 
@@ -173,12 +151,15 @@ def use_as_jail(root: Path, trees: Sequence[Path], copies: Sequence[Path]) -> It
     Raises:
         DataPathError: it is not suitable: a tree is elsewhere, or it holds something else.
     """
-    with _skeleton() as skeleton:
+    with ExitStack() as made:
         with _building():
             _check(root, trees)
-            skeleton.link(below(root, root), "/")
+            link = below(root, root)
+            _make(made, link.parent)
+            link.symlink_to("/")
+            made.callback(_remove, link)
             for file in copies:
-                skeleton.copy(file, below(root, file))
+                _copy(made, file, below(root, file))
         yield Jail(root)
 
 
@@ -246,8 +227,7 @@ def no_flushes() -> list[Step]:
 
     It requires `no_new_privs`, or a capability. Where the kernel refuses the filter, the child flushes as before.
     """
-    numbers = _ARCHITECTURES.get(platform.machine())
-    if numbers is None:
+    if (numbers := _ARCHITECTURES.get(platform.machine())) is None:
         return []
     install = _install(numbers, (numbers.fsync, numbers.fdatasync), _SUCCEED, _SPEC_ALLOW)
     return [("seccomp", lambda: max(0, install()))]
@@ -259,8 +239,7 @@ def notify_reads(send: Callable[[int], object]) -> list[Step]:
     Its seeks fail: after a pread that failed, libext2fs would seek and read, and get zeros where nothing was fetched.
     It requires `no_new_privs`, or a capability. `send` is called in the child with the descriptor of the listener.
     """
-    numbers = _ARCHITECTURES.get(platform.machine())
-    if numbers is None:
+    if (numbers := _ARCHITECTURES.get(platform.machine())) is None:
         return []
     deny = _install(numbers, (numbers.lseek,), _FAIL, _SPEC_ALLOW)
     install = _install(numbers, (numbers.pread,), _NOTIFY, _NEW_LISTENER)
@@ -330,17 +309,13 @@ class Rights(IntFlag):
         newest = next((right for since, right in _ADDED if abi >= since), cls.MAKE_SYM)
         return cls(newest * 2 - 1)
 
-    @classmethod
-    def to_read(cls) -> "Rights":
-        """Return the rights to read a tree."""
-        return cls.READ_FILE | cls.READ_DIR
 
-    @classmethod
-    def to_write(cls) -> "Rights":
-        """Return the rights to read and change a tree: files, directories and symbolic links."""
-        making = cls.MAKE_DIR | cls.MAKE_REG | cls.MAKE_SYM
-        return cls.to_read() | making | cls.REMOVE_DIR | cls.REMOVE_FILE | cls.REFER | cls.WRITE_FILE | cls.TRUNCATE
+TO_READ: Final = Rights.READ_FILE | Rights.READ_DIR
+"""The rights to read a tree."""
 
+_TO_MAKE: Final = Rights.MAKE_DIR | Rights.MAKE_REG | Rights.MAKE_SYM | Rights.REFER
+TO_WRITE: Final = TO_READ | _TO_MAKE | Rights.REMOVE_DIR | Rights.REMOVE_FILE | Rights.WRITE_FILE | Rights.TRUNCATE
+"""The rights to read and change a tree: files, directories and symbolic links."""
 
 _ADDED: Final = ((5, Rights.IOCTL_DEV), (3, Rights.TRUNCATE), (2, Rights.REFER))
 """The newest right of each ABI that added one for files, newest first."""
@@ -391,7 +366,6 @@ def _add(ruleset: int, path: Path, rights: Rights) -> None:
 
 def _call(*arguments: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
-    result = int(libc.syscall(*(ctypes.c_long(one) for one in arguments)))
-    if result < 0:
+    if (result := int(libc.syscall(*(ctypes.c_long(one) for one in arguments)))) < 0:
         raise DataPathError(f"cannot confine kopia: Landlock: {os.strerror(ctypes.get_errno())}")
     return result

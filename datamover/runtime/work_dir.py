@@ -71,14 +71,10 @@ def open_work_dir(
     """Create a work directory, and remove it at the end.
 
     It is in the first writable one of `VELERO_SCRATCH_DIR`, `/scratch` and the system's directory for temporary files:
-    the root file system may be read-only.
-
-    Args:
-        environment: the variables of this process.
-        cache_volume: the mount path of a volume for kopia's cache; None: it is in the work directory.
-        cache_limit_mib: what that volume has room for; None: as much as the repository's limit.
-        keep_cache: leave the cache to the deletion of its volume, which is faster.
-        apart: create it in memory: the directory for temporary files is the jail in which kopia walks the volume.
+    the root file system may be read-only. With `apart`, it is in memory: the directory for temporary files is the jail
+    in which kopia walks the volume. `cache_volume` is the mount path of a volume for kopia's cache, with room for
+    `cache_limit_mib`, as in `WorkDir`; None: it is in the work directory. With `keep_cache` it is left to the deletion
+    of its volume, which is faster.
 
     Raises:
         ConfigError: none of them is writable.
@@ -144,6 +140,15 @@ def escape_controls(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def show_path(path: bytes, most_characters: int | None = None) -> str:
+    """Return a relative path for a message: what is no printable UTF-8 is escaped, a long one lacks its middle."""
+    shown = escape_controls(path.decode(errors="backslashreplace"))
+    if most_characters is None or len(shown) <= most_characters:
+        return shown
+    half = most_characters // 2
+    return f"{shown[:half]}…{shown[-half:]}"
+
+
 def is_name(name: str) -> bool:
     """Return whether an entry of a directory can have this name."""
     return name not in {"", ".", ".."} and not set(name) & {"/", "\0"}
@@ -171,6 +176,18 @@ def opened(path: Path | str | bytes, flags: int, directory: int | None = None) -
         yield fd
     finally:
         os.close(fd)
+
+
+def open_fifo(path: Path) -> tuple[int, int]:
+    """Return both ends of the named pipe `path`, which is made if it is missing, to read first; raises OSError.
+
+    A pipe without a writer would have ended: so this process is one until all is written. Neither end blocks.
+    """
+    with suppress(FileExistsError):
+        os.mkfifo(path, 0o600)
+    flags = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    ours = os.open(path, os.O_RDONLY | flags)
+    return ours, os.open(path, os.O_WRONLY | flags)
 
 
 def open_root(root: Path) -> AbstractContextManager[int]:

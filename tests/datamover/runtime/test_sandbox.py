@@ -11,7 +11,17 @@ from core.errors import DataPathError
 from core.landlock import SYS_CREATE_RULESET, landlock_abi
 from datamover.runtime import sandbox
 from datamover.runtime.confinement import _no_new_privs
-from datamover.runtime.sandbox import Rights, Step, below, build_jail, no_flushes, open_ruleset, use_as_jail
+from datamover.runtime.sandbox import (
+    TO_READ,
+    TO_WRITE,
+    Rights,
+    Step,
+    below,
+    build_jail,
+    no_flushes,
+    open_ruleset,
+    use_as_jail,
+)
 from tests.datamover.support.confining import try_in_child
 from tests.support.seccomp import deny
 
@@ -125,7 +135,7 @@ def test_each_abi_governs_all_rights_up_to_its_newest(abi: int, newest: Rights) 
 
 
 def test_nothing_is_executed_and_no_device_is_made_in_a_tree() -> None:
-    for rights in (Rights.to_read(), Rights.to_write()):
+    for rights in (TO_READ, TO_WRITE):
         assert not rights & (Rights.EXECUTE | Rights.MAKE_CHAR | Rights.MAKE_BLOCK | Rights.IOCTL_DEV)
 
 
@@ -163,10 +173,10 @@ def test_the_rules_have_only_rights_that_the_abi_and_the_file_type_know(
     file = tmp_path / "file"
     file.touch()
     missing = tmp_path / "missing"
-    with open_ruleset(1, [(tmp_path, Rights.to_write()), (file, Rights.to_read()), (missing, Rights.to_read())]):
+    with open_ruleset(1, [(tmp_path, TO_WRITE), (file, TO_READ), (missing, TO_READ)]):
         pass
     assert kernel.handled == Rights.of_abi(1)
-    assert kernel.rules == {str(tmp_path): Rights.to_write() & Rights.of_abi(1), str(file): Rights.READ_FILE}
+    assert kernel.rules == {str(tmp_path): TO_WRITE & Rights.of_abi(1), str(file): Rights.READ_FILE}
 
 
 @pytest.mark.parametrize("failing", [444, 445])
@@ -176,7 +186,7 @@ def test_a_rule_that_the_kernel_rejects_is_an_error(
     _use(_Kernel(failing), monkeypatch)
     with (
         pytest.raises(DataPathError, match="cannot confine kopia: Landlock: Invalid argument"),
-        open_ruleset(3, [(tmp_path, Rights.to_read())]),
+        open_ruleset(3, [(tmp_path, TO_READ)]),
     ):
         pass
 
@@ -187,7 +197,7 @@ def test_a_real_kernel_takes_the_rules(tmp_path: Path) -> None:
     except OSError as e:
         pytest.skip(f"NOT TESTED: this kernel has no Landlock ({e.strerror})")
     for version in range(1, abi + 1):
-        with open_ruleset(version, [(tmp_path, Rights.to_write()), (Path("/etc/hosts"), Rights.to_read())]) as fd:
+        with open_ruleset(version, [(tmp_path, TO_WRITE), (Path("/etc/hosts"), TO_READ)]) as fd:
             assert not os.get_inheritable(fd)
 
 
