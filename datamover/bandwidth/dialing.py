@@ -75,8 +75,7 @@ def _variable(name: str, environment: Mapping[str, str]) -> str:
 
 def _parse_proxy(scheme: str, environment: Mapping[str, str]) -> NextProxy | None:
     name = f"{scheme.upper()}_PROXY"
-    text = _variable(name, environment)
-    if not text:
+    if not (text := _variable(name, environment)):
         return None
     try:
         return _proxy_of(urlsplit(text if "://" in text else f"http://{text}"))
@@ -220,7 +219,6 @@ async def _connect(to: Address) -> socket.socket:
 
 
 async def _pass_proxy(link: socket.socket, to: Address, proxy: NextProxy) -> None:
-    """Have an HTTP proxy connect to the address."""
     loop = asyncio.get_running_loop()
     lines = [f"CONNECT {to} HTTP/1.1", f"Host: {to}"]
     if proxy.user:
@@ -229,8 +227,7 @@ async def _pass_proxy(link: socket.socket, to: Address, proxy: NextProxy) -> Non
     head = b""
     # Byte by byte at the end: what follows the head is the storage's.
     while not head.endswith(_END):
-        piece = await loop.sock_recv(link, 1)
-        if not piece or len(head) > _MOST_BYTES:
+        if not (piece := await loop.sock_recv(link, 1)) or len(head) > _MOST_BYTES:
             raise EOFError
         head += piece
     _, _, status = head.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")
@@ -245,8 +242,7 @@ async def _pass_socks(link: socket.socket, to: Address, proxy: NextProxy) -> Non
     async def read(size: int) -> bytes:
         content = b""
         while len(content) < size:
-            piece = await loop.sock_recv(link, size - len(content))
-            if not piece:
+            if not (piece := await loop.sock_recv(link, size - len(content))):
                 raise EOFError
             content += piece
         return content
@@ -404,8 +400,7 @@ class HeadReader:
         while _END not in self._received:
             if len(self._received) > _MOST_BYTES:
                 raise BadRequestError("head too long")
-            piece = await asyncio.get_running_loop().sock_recv(self._source, _MOST_BYTES)
-            if not piece:
+            if not (piece := await asyncio.get_running_loop().sock_recv(self._source, _MOST_BYTES)):
                 return None
             self._received += piece
         head, _, self._received = self._received.partition(_END)

@@ -17,7 +17,7 @@ from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hmac import compare_digest
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 from core.aio import wait_for_fd
 from core.clock import Clock
@@ -101,8 +101,7 @@ class _Relay:
         moved = 0
         while limit_bytes is None or moved < limit_bytes:
             piece = self.lane.piece_bytes if limit_bytes is None else min(self.lane.piece_bytes, limit_bytes - moved)
-            size = await self._receive(piece)
-            if not size:
+            if not (size := await self._receive(piece)):
                 break
             await self.lane.take(size)
             await self._pass_on(size)
@@ -196,7 +195,7 @@ limit, what these hold passes within half a minute."""
 
 
 class BandwidthProxy:
-    """Listens from its creation on to the end of the context, and serves while `run` is running."""
+    """Listens from its creation on until it is closed, and serves while `run` is running."""
 
     def __init__(self, environment: Mapping[str, str], clock: Clock, limits: BandwidthLimits) -> None:
         """Listen, with these limits for all connections together, which go through the proxies of the environment.
@@ -231,11 +230,7 @@ class BandwidthProxy:
         self._upload.rate = limits.upload_bytes_per_second
         self._download.rate = limits.download_bytes_per_second
 
-    def __enter__(self) -> Self:
-        """It listens already."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """Listen no more."""
         self._listener.close()
 
@@ -276,7 +271,6 @@ class BandwidthProxy:
             head = await (self._tunnel if head.tunnels else self._forward)(client, reader, head)
 
     async def _tunnel(self, client: socket.socket, reader: HeadReader, head: RequestHead) -> None:
-        """Relay all that follows."""
         to = head.address
         async with dial(to, self._routes.find("https", to), tunnel=True) as server:
             await asyncio.get_running_loop().sock_sendall(client, b"HTTP/1.1 200 Connection established\r\n\r\n")

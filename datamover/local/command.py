@@ -221,7 +221,6 @@ class LocalMover:
 
 
 async def _with_bar(moving: Coroutine[None, None, _R], meter: Meter, bar: ProgressBar | None) -> _R:
-    """Return what `moving` returns, and draw its progress."""
     if bar is None:
         return await moving
     result = await run_beside(lambda: bar.follow(meter), moving, name="progress-bar")

@@ -20,6 +20,7 @@ from core.clock import Clock
 from core.errors import ConfigError
 from core.kube.errors import UnreachableError, raise_for_status
 from core.kube.transport import LineSplitter, Request, Response, check_size, keep_alive, trust_like_go
+from datamover.runtime.work_dir import attempting
 
 _PIECE_BYTES: Final = 65536
 
@@ -121,7 +122,6 @@ class ServerConnection:
         self._writer.write(self._http.send(event) or b"")
 
     async def _next_event(self) -> h11.Event:
-        """Return the next event of the response, including its end."""
         while True:
             try:
                 event = self._http.next_event()
@@ -182,12 +182,8 @@ class PodTransport:
                     body = await _read_all(request, connection) if head.status >= _FIRST_ERROR_STATUS else b""
             except OSError as e:
                 raise _unreachable(request, e) from e
-            raise_for_status(
-                head.status,
-                body,
-                attempted=f"{request.method} {request.path}",
-                retry_after=head.headers.get("retry-after"),
-            )
+            attempted, retry_after = f"{request.method} {request.path}", head.headers.get("retry-after")
+            raise_for_status(head.status, body, attempted=attempted, retry_after=retry_after)
             yield await held.enter_async_context(aclosing(_lines(request, connection)))
 
     async def close(self) -> None:
@@ -204,8 +200,7 @@ class PodTransport:
         headers = self._headers(request)
         query = urlencode(request.query)
         target = quote(request.path) + (f"?{query}" if query else "")
-        connection = await self._take_idle()
-        if connection is None:
+        if (connection := await self._take_idle()) is None:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 connection = await ServerConnection.open(self._address)
         try:
@@ -287,12 +282,10 @@ def pod_transport(environment: Mapping[str, str], clock: Clock, account: Path = 
         raise ConfigError("not running in a pod: KUBERNETES_SERVICE_HOST is not set (local mode needs --repository)")
     if not port.isdecimal():
         raise ConfigError(f'KUBERNETES_SERVICE_PORT: invalid port "{port}"')
-    try:
-        reading = account / "ca.crt"
-        authority = ssl.create_default_context(cafile=str(reading))
+    file, token = account / "ca.crt", account / "token"
+    with attempting(f"read {file}", ConfigError):
+        authority = ssl.create_default_context(cafile=str(file))
         trust_like_go(authority)
-        reading = account / "token"
-        reading.read_bytes()
-    except OSError as e:
-        raise ConfigError(f"cannot read {reading}: {e.strerror}") from e
-    return PodTransport(HostPort(host, int(port), authority), account / "token", clock)
+    with attempting(f"read {token}", ConfigError):
+        token.read_bytes()
+    return PodTransport(HostPort(host, int(port), authority), token, clock)

@@ -8,7 +8,7 @@ Source: Kubernetes v1.34, the plugin names in pkg/volume/*; proc_pid_mountinfo(5
 import asyncio
 import base64
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -42,7 +42,7 @@ from datamover.kopia.client_config import CacheLimit, parse_cache_limit
 from datamover.kopia.location_files import LocationFiles
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress
-from datamover.kopia.stalls import read_stall_limits
+from datamover.kopia.stalls import Watchdog, read_stall_limits
 from datamover.kopia.storage_calls import WaitLog, WaitReporter, Waits
 from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.resources import ResourceLimits
@@ -71,11 +71,7 @@ def check_mounted(volume: Path, mounts: Path = MOUNTS) -> None:
     Raises:
         DataPathError: it is one.
     """
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except FileNotFoundError:
-        # Not Linux.
-        return
+    lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     # If one point has several mounts, the last one is visible.
     roots = [fields[_ROOT] for line in lines if len(fields := line.split()) > _POINT and fields[_POINT] == str(volume)]
     if roots and _NOT_MOUNTED.search(roots[-1]):
@@ -131,11 +127,11 @@ class ClusterReader:
         return value.decode(errors="replace").strip()
 
     async def ensure_repository(
-        self, volume_namespace: str, location: str, *, deadline: Deadline, on_wait: Callable[[str], Awaitable[None]]
+        self, volume_namespace: str, location: str, *, deadline: Deadline, reporter: WaitReporter
     ) -> BackupRepository:
         """Return the Ready BackupRepository for the volumes of a namespace; create it if there is none.
 
-        `on_wait` is called with each new message of one that is not Ready yet.
+        `reporter` gets each new message of one that is not Ready yet, and the end of the wait.
 
         Raises:
             RepositoryError: its controller could not make it Ready, and says why, or did not before the deadline.
@@ -145,6 +141,8 @@ class ClusterReader:
             found = await self._find_repository(volume_namespace, location)
             name = f"BackupRepository {self.namespace}/{found.name}"
             if found.phase is RepositoryPhase.READY:
+                if reported:
+                    await reporter.ready(f"{name} is ready")
                 return found
             if found.phase is RepositoryPhase.NOT_READY:
                 raise RepositoryError(f"{name} is not ready: {found.status.message or 'its controller gave no reason'}")
@@ -153,7 +151,7 @@ class ClusterReader:
                 raise RepositoryError(f"{name} is still {found.phase}: {why}")
             text = f"waiting for {name}: {found.status.message or f'{_CONTROLLER} has not made it ready yet'}"
             if text != reported:
-                await on_wait(text)
+                await reporter.waiting(text)
                 reported = text
             await self._wait_for_change(found, deadline)
             # A status that changes all the time, or that list and watch show differently, must not load the API server.
@@ -183,8 +181,7 @@ class ClusterReader:
             # If the name exists, another mover created it meanwhile, it lacks the labels, or its spec differs.
             with suppress(AlreadyExistsError):
                 return BackupRepository.parse(await self.client.create(BACKUP_REPOSITORIES, manifest))
-        matching = [BackupRepository.parse(raw) for raw in found if RepositoryKey.of(raw) == wanted]
-        if matching:
+        if matching := [BackupRepository.parse(raw) for raw in found if RepositoryKey.of(raw) == wanted]:
             return min(matching, key=lambda repository: repository.name)
         name = manifest["metadata"]["name"]
         if found and await self.client.read(BACKUP_REPOSITORIES, self.namespace, name) is None:
@@ -194,8 +191,7 @@ class ClusterReader:
         return repository
 
     async def _read(self, resource: Resource[ObjectT], name: str) -> ObjectT:
-        raw = await self.client.read(resource, self.namespace, name)
-        if raw is None:
+        if (raw := await self.client.read(resource, self.namespace, name)) is None:
             raise RepositoryError(f"{resource.kind} {self.namespace}/{name} does not exist")
         return raw
 
@@ -303,32 +299,34 @@ class RepositoryAccess:
         wanted.check_key(RepositoryKey(volume_namespace, location.name))
         limit = parse_cache_limit(wanted.spec.repository_config)
         unique_id = wanted.metadata.annotations.get(REPOSITORY_ID_ANNOTATION) if recorded else None
-        return await self._resolve(location, volume_namespace, f"backup repository {wanted.name}", limit, unique_id)
+        name = f"backup repository {wanted.name}"
+        return await self.resolve_namespace(location, volume_namespace, name=name, cache=limit, unique_id=unique_id)
 
-    async def resolve_namespace(self, location: BackupStorageLocation, volume_namespace: str) -> Repository:
-        """Return the kopia repository for the volumes of a namespace, not yet connected; raises as `resolve`."""
-        name = f"repository of namespace {volume_namespace}"
-        return await self._resolve(location, volume_namespace, name, CacheLimit())
-
-    async def _resolve(
+    async def resolve_namespace(
         self,
         location: BackupStorageLocation,
         volume_namespace: str,
-        name: str,
-        cache: CacheLimit,
+        *,
+        name: str | None = None,
+        cache: CacheLimit | None = None,
         unique_id: str | None = None,
     ) -> Repository:
-        """Return a repository with this name in messages, which must have `unique_id`; None: any."""
-        context = self.context
-        storage = await _build_storage(context, location, volume_namespace)
-        password = await context.reader.password()
-        storage = await storage.with_fetched_credentials(context.clock, context.redactor)
-        kopia, access = self._give_access(storage, password)
+        """Return the kopia repository for the volumes of a namespace, not yet connected; raises as `resolve`.
+
+        `name` is for messages; None: it has the namespace. It must have `unique_id`; None: any.
+        """
+        storage = await _build_storage(self.context, location, volume_namespace)
+        storage, kopia, access = await self._give_access(storage, await self.context.reader.password())
         # Nothing else can limit what kopia writes to a file system.
         throttle = self.throttle if isinstance(storage, FileStorage) else None
-        address = RepositoryAddress(f"{name} ({storage.description})", storage, access, throttle, unique_id)
-        limit = cache.at_most(self.work_dir.cache_limit_mib)
+        described = f"{name or f'repository of namespace {volume_namespace}'} ({storage.description})"
+        address = RepositoryAddress(described, storage, access, throttle, unique_id)
+        limit = (cache or CacheLimit()).at_most(self.work_dir.cache_limit_mib)
         return Repository(kopia, address, self.work_dir, cache=limit, waits=self.waits)
+
+    def watch(self, repository: Repository) -> Watchdog:
+        """Return what inspects, reports and ends a kopia that stalls."""
+        return Watchdog(self.waits.clock, self.waits.reporter.warn, repository.probe, self.waits.limits)
 
     async def check_storage(self, storage: Storage) -> None:
         """Return if the storage answers and accepts the credentials; nothing is written to it.
@@ -342,8 +340,7 @@ class RepositoryAccess:
             # kopia would write a file of its own to it.
             await ask_directory(storage.check_root)
             return
-        storage = await storage.with_fetched_credentials(self.context.clock, self.context.redactor)
-        kopia, access = self._give_access(storage, _NO_PASSWORD)
+        storage, kopia, access = await self._give_access(storage, _NO_PASSWORD)
         address = RepositoryAddress(storage.description, storage, access)
         repository = Repository(kopia, address, self.work_dir, waits=self.waits)
         with suppress(NotInitializedError):
@@ -360,21 +357,21 @@ class RepositoryAccess:
         if isinstance(storage, FileStorage):
             await ask_directory(storage.check_root)
             return await ask_directory(storage.list_folders)
-        storage = await storage.with_fetched_credentials(self.context.clock, self.context.redactor)
-        config = storage.config()
-        if config is None:
+        storage, kopia, _ = await self._give_access(storage, _NO_PASSWORD)
+        if (config := storage.config()) is None:
             return None
-        kopia, _ = self._give_access(storage, _NO_PASSWORD)
         files = LocationFiles(kopia, self.work_dir, f"list {storage.description}")
         await files.prepare(config)
         return await files.list_folders()
 
-    def _give_access(self, storage: Storage, password: str) -> tuple[Kopia, KopiaAccess]:
-        """Return kopia with access to the storage; its secrets are redacted from now on."""
-        access, inherited, redactor = storage.access(self.work_dir), self.context.environment, self.context.redactor
+    async def _give_access(self, storage: Storage, password: str) -> tuple[Storage, Kopia, KopiaAccess]:
+        """Return the storage with all credentials, and kopia with access to it; secrets are redacted from now on."""
+        inherited, redactor = self.context.environment, self.context.redactor
+        storage = await storage.with_fetched_credentials(self.context.clock, redactor)
+        access = storage.access(self.work_dir)
         redactor.add(password, *access.secrets(inherited))
         own = {**access.environment, "KOPIA_PASSWORD": password}
-        return Kopia(kopia_environment(inherited, self.work_dir, own), redactor), access
+        return storage, Kopia(kopia_environment(inherited, self.work_dir, own), redactor), access
 
 
 async def ask_directory(ask: Callable[[], _T]) -> _T:

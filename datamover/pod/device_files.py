@@ -33,7 +33,7 @@ from datamover.kopia.snapshot_files import StoredEntry, fetch_blocks, find_below
 from datamover.runtime.child import ChildCommand, ChildExit, ChildFiles, run_child
 from datamover.runtime.confinement import Bounds, confine, find_means
 from datamover.runtime.lazy_file import LazyFile
-from datamover.runtime.work_dir import attempting, escape_controls
+from datamover.runtime.work_dir import attempting, escape_controls, open_fifo
 
 _PROGRAM: Final = "debugfs"
 _FOLDERS: Final = "/usr/sbin:/sbin"
@@ -61,6 +61,9 @@ _LINK_BYTES: Final = 60
 """A shorter target of a link is in the inode."""
 
 _LONGEST_LINK: Final = 4095
+
+_INODE: Final = struct.Struct("<HHI8xi4xH6xI4x60s8xI8xHH")
+"""The fields of an inode that are read, as `_Inode.parse` names them; the block has the target of a short link."""
 
 _OLD_INODE_BYTES: Final = 128
 _INODE_BYTES: Final = 0x90
@@ -106,12 +109,7 @@ class _Inode:
 
     @classmethod
     def parse(cls, raw: bytes) -> "_Inode":
-        mode, uid, size = struct.unpack_from("<HHI", raw)
-        (mtime,) = struct.unpack_from("<i", raw, 0x10)
-        (gid,) = struct.unpack_from("<H", raw, 0x18)
-        (flags,) = struct.unpack_from("<I", raw, 0x20)
-        (size_high,) = struct.unpack_from("<I", raw, 0x6C)
-        uid_high, gid_high = struct.unpack_from("<HH", raw, 0x78)
+        mode, uid, size, mtime, gid, flags, block, size_high, uid_high, gid_high = _INODE.unpack_from(raw)
         nanoseconds = 0
         if len(raw) >= _INODE_BYTES and struct.unpack_from("<H", raw, _OLD_INODE_BYTES)[0] >= _TIMES_BYTES:
             (extra,) = struct.unpack_from("<I", raw, 0x88)
@@ -126,7 +124,7 @@ class _Inode:
             size=size,
             modified=f"{time:%Y-%m-%dT%H:%M:%S}.{nanoseconds:09d}Z",
             encrypted=bool(flags & _ENCRYPTED),
-            target=raw[0x28 : 0x28 + size] if stat.S_ISLNK(mode) and 0 < size < _LINK_BYTES else None,
+            target=block[:size] if stat.S_ISLNK(mode) and 0 < size < _LINK_BYTES else None,
         )
 
 
@@ -164,8 +162,7 @@ class DeviceFiles:
         await self._read_inode(number, what, plain=True)
         entries: list[tuple[bytes, StoredEntry]] = []
         for line in await self.debugfs.run(f"ls -l <{number}>", what):
-            found = _LISTED.fullmatch(line)
-            if found is None:
+            if (found := _LISTED.fullmatch(line)) is None:
                 raise self.debugfs.error(what, line)
             inode, mode, size, escaped = found.groups()
             name = _ESCAPED.sub(lambda one: bytes([int(one[1], 16)]), escaped.encode())
@@ -208,14 +205,9 @@ class DeviceFiles:
 
     def open_pipe(self) -> tuple[int, int]:
         """Return both ends of a pipe for content, which the caller closes. Raises DataPathError if it is none."""
-        if not self.pipe.exists():
-            os.mkfifo(self.pipe, mode=0o600)
-        # A pipe without a writer would have ended: so this process is one until the content is complete.
         # debugfs may have been taken over, and have put a link there.
-        flags = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         with attempting("open the pipe of debugfs"):
-            ours = os.open(self.pipe, os.O_RDONLY | flags)
-            return ours, os.open(self.pipe, os.O_WRONLY | flags)
+            return open_fifo(self.pipe)
 
     async def copy_content(self, file: StoredEntry, _: int) -> None:
         """Write the content of a file into the pipe. Raises AgentError if it cannot be read."""

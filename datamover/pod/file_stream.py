@@ -10,12 +10,12 @@ import logging
 import os
 import socket
 import tarfile
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from core.errors import AgentError, ConfigError, DataPathError
 from core.models.base import parse_time
@@ -31,6 +31,7 @@ from datamover.pod.cluster import PodContext, open_access
 from datamover.pod.device_files import DeviceFiles, open_device_files
 from datamover.pod.file_relay import RESULT_SUFFIX, SOCKET_NAME
 from datamover.pod.reporting import Termination, build_success
+from datamover.runtime.work_dir import open_fifo
 
 _LISTED_BYTES: Final = 8 << 20
 """The limit of a list: kubelets keep 10 MiB of a log by default. Source: Kubernetes v1.34, KubeletConfiguration,
@@ -66,13 +67,11 @@ class _StoredFiles:
         return os.pipe()
 
     async def copy_content(self, file: StoredEntry, pipe: int) -> None:
-        files, attempted = KopiaFiles(stdout_fd=pipe), f"read file {file.name!a}"
-        kopia = self.repository.kopia
+        kopia, files, attempted = self.repository.kopia, KopiaFiles(stdout_fd=pipe), f"read file {file.name!a}"
         (await kopia.move_data(attempted, "show", file.object_id, files=files, listener=Listener())).check()
 
     async def copy_tar(self, directory: StoredEntry, pipe: Path) -> None:
-        attempted = f"read directory {directory.name!a}"
-        kopia = self.repository.kopia
+        kopia, attempted = self.repository.kopia, f"read directory {directory.name!a}"
         (await kopia.call(attempted, "restore", directory.object_id, str(pipe), "--mode=tar", seconds=None)).check()
 
 
@@ -141,26 +140,21 @@ _T = TypeVar("_T")
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-@dataclass(frozen=True)
-class SendLimits:
-    """How long to wait for the request for the files, how long nothing may move, and how long to stay after the end.
-
-    The end of the pod would end the process that passes the last bytes on. A command that has them deletes the Job.
-    """
-
-    wait_seconds: float = 300.0
-    idle_seconds: float = 600.0
-    linger_seconds: float = 60.0
-
-
 @dataclass
 class FileSender:
-    """Sends what the specification names."""
+    """Sends what the specification names.
+
+    It waits `wait_seconds` for the request for the files, fails if nothing moves for `idle_seconds`, and stays for
+    `linger_seconds` after the end: the end of the pod would end the process that passes the last bytes on. A command
+    that has them deletes the Job.
+    """
 
     spec: SendFiles
     context: PodContext
-    limits: SendLimits = field(default_factory=SendLimits)
-    sent_bytes: int = 0
+    wait_seconds: float = 300.0
+    idle_seconds: float = 600.0
+    linger_seconds: float = 60.0
+    sent_bytes: int = field(default=0, init=False)
 
     async def run(self) -> Termination:
         """Send the files, and return SentFiles.
@@ -200,10 +194,10 @@ class FileSender:
             server = await asyncio.start_unix_server(on_connection, sock=listening)
             _logger.info("waiting for the command that asks for the files")
             try:
-                async with asyncio.timeout(self.limits.wait_seconds):
+                async with asyncio.timeout(self.wait_seconds):
                     reader, writer = await accepted
             except TimeoutError as e:
-                raise DataPathError(f"the files were not requested within {self.limits.wait_seconds:.0f} s") from e
+                raise DataPathError(f"the files were not requested within {self.wait_seconds:.0f} s") from e
             finally:
                 server.close()
             try:
@@ -227,10 +221,7 @@ class FileSender:
         self, files: _StoredFiles, entry: StoredEntry, writer: asyncio.StreamWriter
     ) -> None:
         pipe = files.repository.work_dir.path / "tar"
-        os.mkfifo(pipe, mode=0o600)
-        # A pipe without a writer would have ended: so this process is one until kopia has ended.
-        ours = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        kopias = os.open(pipe, os.O_WRONLY | os.O_CLOEXEC)
+        ours, kopias = open_fifo(pipe)
         await self._forward(files.copy_tar(entry, pipe), ours, kopias, writer)
 
     async def _send_member(self, files: _Files, entry: StoredEntry, writer: asyncio.StreamWriter) -> None:
@@ -247,13 +238,7 @@ class FileSender:
         await self._write(writer, bytes(-entry.size % _BLOCK_BYTES))
 
     async def _forward(
-        self,
-        work: Coroutine[Any, Any, None],
-        ours: int,
-        theirs: int,
-        writer: asyncio.StreamWriter,
-        *,
-        most: int | None = None,
+        self, work: Awaitable[None], ours: int, theirs: int, writer: asyncio.StreamWriter, *, most: int | None = None
     ) -> None:
         """Do the work, and pass on what it writes to a pipe, at most so many bytes; both ends are closed."""
 
@@ -300,10 +285,10 @@ class FileSender:
 
     async def _unless_idle(self, work: Awaitable[_T]) -> _T:
         try:
-            async with asyncio.timeout(self.limits.idle_seconds):
+            async with asyncio.timeout(self.idle_seconds):
                 return await work
         except TimeoutError as e:
-            raise DataPathError(f"no byte was read or sent for {self.limits.idle_seconds:.0f} s") from e
+            raise DataPathError(f"no byte was read or sent for {self.idle_seconds:.0f} s") from e
 
     async def _end(
         self, path: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, result: SentFiles
@@ -312,9 +297,9 @@ class FileSender:
         path.with_suffix(RESULT_SUFFIX).write_text(result.to_json())
         with suppress(OSError):
             writer.write_eof()
-            async with asyncio.timeout(self.limits.idle_seconds):
+            async with asyncio.timeout(self.idle_seconds):
                 await reader.read()
-        await self.context.clock.sleep(self.limits.linger_seconds)
+        await self.context.clock.sleep(self.linger_seconds)
 
 
 @contextmanager
@@ -348,7 +333,6 @@ _TAR_TYPES: Final = {
 
 
 def _header(entry: StoredEntry, target: str = "") -> bytes:
-    """Return the header of an entry in a tar."""
     info = tarfile.TarInfo(entry.name)
     info.type = _TAR_TYPES[entry.type]
     info.size = entry.size if entry.type is FileType.FILE else 0

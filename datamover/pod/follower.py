@@ -121,7 +121,7 @@ class TransferFollower:
                     return False
                 found += page.items
         if not found:
-            self._canceler.cancel(f"{self._watched.description} no longer exists")
+            self._cancel_gone()
         for raw in found:
             self._read(raw)
         return not self._canceler.requested and _attempts_of(found[0]).number == self._watched.attempt
@@ -174,7 +174,7 @@ class TransferFollower:
     def _observe(self, cr: Transfer) -> None:
         self._uid = self._uid or cr.uid
         if cr.uid != self._uid:
-            self._canceler.cancel(f"{self._watched.description} no longer exists")
+            self._cancel_gone()
         elif cr.deleting:
             self._canceler.cancel(f"{self._watched.description} is being deleted")
         elif cr.spec.cancel or cr.phase is Phase.CANCELING:
@@ -238,9 +238,11 @@ def _boot_seconds() -> float:
 
 
 class Fence:
-    """Ends the process unless the attempt is confirmed again and again while it works.
+    """Ends the process unless the attempt is confirmed again and again while it works: `timeout` without is too long.
 
-    A thread reads the clock, so that a busy event loop delays nothing.
+    A thread reads the clock, so that a busy event loop delays nothing. `confirm` asks the API server, and returns
+    whether this is still the attempt that runs. `expire` ends the process; it is called in the thread. `clock` measures
+    the pauses between two questions; `now` is the time in seconds, which also counts while the machine is suspended.
     """
 
     def __init__(
@@ -252,15 +254,6 @@ class Fence:
         clock: Clock,
         now: Callable[[], float] = _boot_seconds,
     ) -> None:
-        """Fence the work that is run.
-
-        Args:
-            timeout: how long the work may go on without a confirmation.
-            confirm: asks the API server, and returns whether this is still the attempt that runs.
-            expire: ends the process; it is called in a thread.
-            clock: measures the pauses between two questions.
-            now: the time in seconds, which also counts while the machine is suspended.
-        """
         self._seconds = timeout.total_seconds()
         self._confirm = confirm
         self._expire = expire

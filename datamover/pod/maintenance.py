@@ -47,7 +47,6 @@ from datamover.kopia.maintenance import (
 )
 from datamover.kopia.repository import Repository, RepositoryStatus
 from datamover.kopia.snapshots import delete_snapshots
-from datamover.kopia.stalls import Watchdog
 from datamover.pod.cluster import PodContext, open_access
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success
 from datamover.pod.snapshot_report import SnapshotReporter, list_stored
@@ -92,8 +91,7 @@ async def maintain(spec: MaintainRepository, context: PodContext) -> Termination
     reporter = Reporter(recorder, ObjectRef.of(wanted), context.clock)
     with open_access(context, reporter) as access:
         repository = await access.resolve(location, wanted)
-        watchdog = Watchdog(context.clock, reporter.warn, repository.probe, access.waits.limits)
-        maintenance = Maintenance(repository, watchdog)
+        maintenance = Maintenance(repository, access.watch(repository))
         result = await _Run(spec, access.context, wanted, repository, maintenance, longest).run()
         if spec.report_snapshots:
             snapshots = SnapshotReporter(access.context, repository, wanted.spec.volume_namespace)
@@ -192,8 +190,8 @@ class _Run:
 
     def _check_identity(self, info: MaintenanceInfo, status: RepositoryStatus) -> None:
         """Check that the repository is the recorded one, and its maintenance this client's."""
-        recorded = self.wanted.metadata.annotations.get(REPOSITORY_ID_ANNOTATION, "")
-        if recorded and recorded != status.unique_id:
+        recorded = self.wanted.metadata.annotations.get(REPOSITORY_ID_ANNOTATION) or status.unique_id
+        if recorded != status.unique_id:
             raise MaintenanceError(
                 f"{MaintenanceCause.OTHER_REPOSITORY}: {self.repository.description} has the unique ID "
                 f"{status.unique_id}, and {recorded} is recorded"

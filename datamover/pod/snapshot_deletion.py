@@ -130,18 +130,14 @@ class _Deleter:
             named = await read_named_snapshots(self.context.patient_client, self.context.namespace, without)
             deletable = [one for one in found if one.id not in named]
             if not self.spec.dry_run:
-                await self._check_unchanged()
+                if (await _read_writable(self.spec, self.context)).spec != self.location.spec:
+                    raise RepositoryError(f"BackupStorageLocation {self.location.name} was changed meanwhile")
                 await self._delete(repository, deletable, wanted)
             for one in found:
                 self._write(one, namespace, named.get(one.id))
             by_id = {one.id: one for one in listed}
             for copy in self._checks_in(namespace):
                 self._write_check(copy, await self._find_fault(repository, copy, by_id.get(copy.snapshot_id)))
-
-    async def _check_unchanged(self) -> None:
-        """Check that the location is as it was when this began. Raises RepositoryError."""
-        if (await _read_writable(self.spec, self.context)).spec != self.location.spec:
-            raise RepositoryError(f"BackupStorageLocation {self.location.name} was changed meanwhile")
 
     async def _find(self, repository: Repository, wanted: set[tuple[str, str]]) -> list[ListedSnapshot]:
         """Return the snapshots of the transfers, and the copies to check."""
@@ -194,7 +190,6 @@ class _Deleter:
     async def _delete(
         self, repository: Repository, snapshots: list[ListedSnapshot], wanted: set[tuple[str, str]]
     ) -> None:
-        """Delete the snapshots."""
         left = {one.id for one in snapshots}
         for _ in range(_ROUNDS):
             if not left:

@@ -161,7 +161,6 @@ async def _list_named(client: KubeClient, namespace: str) -> AsyncIterator[tuple
 async def _list(
     client: KubeClient, resource: Resource[UncheckedObject], namespace: str
 ) -> AsyncIterator[UncheckedObject]:
-    """Yield all objects of a kind."""
     async for page in client.pages(Selection(resource, namespace)):
         if page.malformed:
             raise ContractError(f"a {resource.kind} in namespace {namespace} is malformed")
@@ -227,16 +226,15 @@ class SnapshotReporter:
 
     async def run(self) -> SnapshotReport:
         """Write a line for each snapshot that is not referenced, and return the totals; raises DataPathError."""
-        context = self.context
         with open_output(self.repository.work_dir) as file:
             read = await list_stored(self.repository, file)
-            references = await read_cluster_references(context.patient_client, context.namespace)
+            references = await read_cluster_references(self.context.patient_client, self.context.namespace)
             doubtful = (one for one in read() if needs_bucket(one, references))
             wanted = frozenset(name for one in doubtful for name in (one.id, one.backup_uid) if name)
             bucket_read = False
             if wanted:
                 bucket_read, references = await self._read_bucket(wanted, references)
-            now = context.clock.now()
+            now = self.context.clock.now()
             totals = self._write((one, judge(one, references, now)) for one in read())
         unread = references.unread if wanted else None
         return SnapshotReport(**totals, bucket_read=bucket_read, unread=unread)
@@ -260,20 +258,18 @@ class SnapshotReporter:
             counts[verdict] += 1
             sizes[verdict] += snapshot.size_bytes
             if verdict is not SnapshotVerdict.REFERENCED:
-                self.output.write(REPORTED_LINE, _describe(snapshot, verdict, reason))
+                unreferenced = verdict is SnapshotVerdict.UNREFERENCED
+                line = ReportedSnapshot(
+                    id=snapshot.id,
+                    verdict=verdict,
+                    reason=reason[:_REASON_LIMIT],
+                    source=snapshot.shown_source,
+                    start=format_time(snapshot.start_time),
+                    bytes=snapshot.size_bytes,
+                    command=f"kopia snapshot delete {snapshot.id} --delete" if unreferenced else None,
+                )
+                self.output.write(REPORTED_LINE, line)
         return {str(verdict): SnapshotTotal(count=counts[verdict], bytes=sizes[verdict]) for verdict in counts}
-
-
-def _describe(snapshot: ListedSnapshot, verdict: SnapshotVerdict, reason: str) -> ReportedSnapshot:
-    return ReportedSnapshot(
-        id=snapshot.id,
-        verdict=verdict,
-        reason=reason[:_REASON_LIMIT],
-        source=snapshot.shown_source,
-        start=format_time(snapshot.start_time),
-        bytes=snapshot.size_bytes,
-        command=f"kopia snapshot delete {snapshot.id} --delete" if verdict is SnapshotVerdict.UNREFERENCED else None,
-    )
 
 
 SHOWN_UNREAD: Final = 3

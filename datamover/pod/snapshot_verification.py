@@ -5,7 +5,7 @@ snapshots, which are read, and say what it is, only if something in a share is d
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,6 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.restore_process import open_once
 from datamover.kopia.snapshots import Snapshot, SnapshotMissingError, read_snapshot
 from datamover.kopia.stalls import Watchdog
-from datamover.kopia.storage_calls import WaitLog
 from datamover.kopia.verification import (
     DamagedSnapshotError,
     count_contents,
@@ -63,33 +62,28 @@ async def verify_snapshots(spec: VerifySnapshots, context: PodContext) -> Termin
     wanted, location = await context.reader.place(spec.name)
     with open_access(context) as access:
         repository = await access.resolve(location, wanted)
-        watchdog = Watchdog(context.clock, WaitLog().warn, repository.probe, access.waits.limits)
-        verifier = _Verifier(spec, access.context, repository, watchdog)
-        if spec.shares:
-            key = RepositoryKey(wanted.spec.volume_namespace, location.name)
-            count = await _ShareVerifier(verifier, key).run()
-        else:
-            count = len(await verifier.run(spec.snapshots))
-    return build_success(verifier.output.seal(SnapshotVerification(snapshots=count)))
+        key = RepositoryKey(wanted.spec.volume_namespace, location.name)
+        verifier = _Verifier(spec, access.context, repository, access.watch(repository), key)
+        found = await (verifier.run_shares() if spec.shares else verifier.run(spec.snapshots, named=True))
+    return build_success(verifier.output.seal(SnapshotVerification(snapshots=len(found))))
 
 
 @dataclass(frozen=True)
 class _Verifier:
-    """Verifies snapshots of a repository one after the other, and writes the results to `output`."""
+    """Verifies snapshots or shares of a repository, the one of `key`, and writes the results to `output`."""
 
     spec: VerifySnapshots
     context: PodContext
     repository: Repository
     watchdog: Watchdog
+    key: RepositoryKey
     output: JobOutput = field(default_factory=JobOutput)
 
-    async def run(
-        self, snapshots: Collection[str], read_expected: Callable[[], Awaitable[Collection[str]]] | None = None
-    ) -> list[VerifiedSnapshot]:
-        """Verify these snapshots, and return what was found out about each.
+    async def run(self, snapshots: Collection[str], *, named: bool = False) -> list[VerifiedSnapshot]:
+        """Verify these snapshots one after the other, and return what was found out about each.
 
-        Those that are not there, or are incomplete, may have been deleted: they count only if `read_expected` has them
-        at the end; None: all count.
+        Those that are not there, or are incomplete, may have been deleted: unless the command has `named` them, they
+        count only if a completed backup refers to them at the end.
         """
         outage: StorageOutageError | None = None
         results, absent = list[VerifiedSnapshot](), list[VerifiedSnapshot]()
@@ -102,13 +96,13 @@ class _Verifier:
                 outage, found = e, self._explain(snapshot_id, e)
             except AgentError as e:
                 found = self._explain(snapshot_id, e)
-                if read_expected is not None and isinstance(e, SnapshotMissingError | DamagedSnapshotError):
+                if not named and isinstance(e, SnapshotMissingError | DamagedSnapshotError):
                     absent.append(found)
                     continue
             results.append(found)
             self.output.write(VERIFIED_LINE, found)
-        if absent and read_expected is not None:
-            expected = await read_expected()
+        if absent:
+            expected = await self._read_expected()
             for found in (one for one in absent if one.id in expected):
                 results.append(found)
                 self.output.write(VERIFIED_LINE, found)
@@ -149,16 +143,9 @@ class _Verifier:
             fault_count=1,
         )
 
-
-@dataclass(frozen=True)
-class _ShareVerifier:
-    """Verifies shares of a repository, the one of `key`; whatever is damaged, `verifier` says in which snapshots."""
-
-    verifier: _Verifier
-    key: RepositoryKey
-
-    async def run(self) -> int:
-        """Write a line for each share that is right; return how many snapshots have one, too."""
+    # -- shares --------------------------------------------------------------------------------------------------------
+    async def run_shares(self) -> list[VerifiedSnapshot]:
+        """Write a line for each share that is right; return what was found out about snapshots, too."""
         expected = await self._read_expected()
         listed: set[str] = set()
         try:
@@ -167,56 +154,55 @@ class _ShareVerifier:
         except AgentError as e:
             if not is_damage(e):
                 raise
-            _logger.warning("the repository is damaged: %s", self.verifier.context.redactor.redact(str(e)))
+            _logger.warning("the repository is damaged: %s", self.context.redactor.redact(str(e)))
             sound = False
         if not sound:
             return await self._find_damaged(sorted(expected | listed))
-        return len(await self.verifier.run(sorted(expected - listed), self._read_expected))
+        return await self.run(sorted(expected - listed))
 
     async def _read_shares(self) -> bool:
         """Read shares, and write the lines; return False at the first one that is damaged."""
-        verifier, clock = self.verifier, self.verifier.context.clock
+        clock = self.context.clock
         began = clock.monotonic()
         # In each run: a content whose index was lost since the first one is in no share any more.
-        if not await has_sound_directories(verifier.repository, verifier.watchdog):
+        if not await has_sound_directories(self.repository, self.watchdog):
             return False
-        for count, share in enumerate(verifier.spec.shares):
-            if count >= (verifier.spec.least or 1) and clock.monotonic() - began >= _ENOUGH_SECONDS:
+        for count, share in enumerate(self.spec.shares):
+            if count >= (self.spec.least or 1) and clock.monotonic() - began >= _ENOUGH_SECONDS:
                 break
             _logger.info("share %d of %d", share + 1, SHARES)
             try:
-                contents = await count_contents(verifier.repository, verifier.watchdog, share)
+                contents = await count_contents(self.repository, self.watchdog, share)
             except AgentError as e:
                 if count == 0 or is_damage(e):
                     raise
-                _logger.warning("share %d was not read: %s", share + 1, verifier.context.redactor.redact(str(e)))
+                _logger.warning("share %d was not read: %s", share + 1, self.context.redactor.redact(str(e)))
                 break
             if contents is None:
                 return False
-            verifier.output.write(SHARE_LINE, VerifiedShare(share=share, contents=contents))
+            self.output.write(SHARE_LINE, VerifiedShare(share=share, contents=contents))
         return True
 
-    async def _find_damaged(self, snapshots: Collection[str]) -> int:
-        """Read all snapshots, and so all shares; return the number of snapshots."""
+    async def _find_damaged(self, snapshots: Collection[str]) -> list[VerifiedSnapshot]:
+        """Read all snapshots, and so all shares; return what was found out about them."""
         _logger.warning("contents are missing or damaged: all %d snapshots are read, to find out which", len(snapshots))
-        found = await self.verifier.run(snapshots, self._read_expected)
+        found = await self.run(snapshots)
         if all(one.outcome is not None for one in found):
             for share in range(SHARES):
-                self.verifier.output.write(SHARE_LINE, VerifiedShare(share=share))
-        return len(found)
+                self.output.write(SHARE_LINE, VerifiedShare(share=share))
+        return found
 
     async def _read_expected(self) -> set[str]:
         """Return the snapshots that completed backups refer to."""
-        context = self.verifier.context
         try:
-            return await read_backup_snapshots(context.patient_client, context.namespace, self.key)
+            return await read_backup_snapshots(self.context.patient_client, self.context.namespace, self.key)
         except ContractError as e:
             _logger.warning("a snapshot that is missing would not be noticed: %s", e)
             return set()
 
     async def _list(self) -> set[str]:
         """Return the IDs of the complete snapshots in the repository."""
-        with open_output(self.verifier.repository.work_dir) as file:
-            read = await list_stored(self.verifier.repository, file)
+        with open_output(self.repository.work_dir) as file:
+            read = await list_stored(self.repository, file)
             # A backup may delete an incomplete one at any time.
             return {one.id for one in read() if not one.incomplete}

@@ -79,8 +79,7 @@ async def _initialize(spec: InitRepository, context: PodContext) -> Termination:
         else:
             unique_id = await repository.ensure(spec.block_hash)
         if repository.created:
-            watchdog = Watchdog(context.clock, reporter.warn, repository.probe, access.waits.limits)
-            await _set_full_interval(wanted, Maintenance(repository, watchdog))
+            await _set_full_interval(wanted, Maintenance(repository, access.watch(repository)))
     return build_success(InitResult(unique_id=unique_id, created=repository.created).to_json())
 
 

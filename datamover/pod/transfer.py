@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -28,7 +29,7 @@ from core.kube.transport import Retry
 from core.models.backups import Shrinkage
 from core.models.names import CLUSTER_TAG, NODE_LABEL
 from core.models.phases import Phase
-from core.models.storage import BackupRepository, BackupStorageLocation
+from core.models.storage import BackupStorageLocation
 from core.models.transfer_settings import BandwidthLimits, Compression
 from core.models.transfers import Transfer
 from core.models.units import format_duration
@@ -56,7 +57,7 @@ from datamover.kopia.backup_process import GracefulStop, read_checkpoint_grace
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import START_TOLERANCE, read_checkpoint_interval
-from datamover.kopia.stalls import Watchdog, read_stall_limits
+from datamover.kopia.stalls import read_stall_limits
 from datamover.kopia.storage_calls import Waits
 from datamover.pod.api_transport import pod_transport
 from datamover.pod.cluster import FORBIDDEN_SECONDS, PodContext, RepositoryAccess, build_changes, check_mounted
@@ -173,7 +174,7 @@ class PodTransfer:
         )
 
         async def limited() -> BackupResult | RestoreResult:
-            with proxy:
+            with closing(proxy):
                 return await run_beside(proxy.run, move(), name="bandwidth")
 
         return limited
@@ -193,7 +194,6 @@ class PodTransfer:
     async def _move(
         self, cr: Transfer, work_dir: WorkDir, follower: TransferFollower, *, meter: Meter, reporter: Reporter
     ) -> BackupResult | RestoreResult:
-        """Open the repository, move the data, and return the result."""
         context, plan = self._context, plan_of(cr)
         settings = parse_settings(cr.settings, self._kind.verb)
         waits = Waits(context.clock, read_stall_limits(context.environment), reporter)
@@ -203,7 +203,7 @@ class PodTransfer:
         throttle = BandwidthLimits.from_annotations(cr.metadata.annotations)
         access = RepositoryAccess(context.with_go_settings(workers), work_dir, waits, throttle)
         repository = await self._resolve_repository(cr, access, reporter, backup=isinstance(plan, BackupPlan))
-        data_path = DataPath(meter, Watchdog(context.clock, reporter.warn, repository.probe, waits.limits))
+        data_path = DataPath(meter, access.watch(repository))
         result: BackupResult | RestoreResult
         self._check_mounted()
         match plan:
@@ -239,8 +239,11 @@ class PodTransfer:
         self, cr: Transfer, access: RepositoryAccess, reporter: Reporter, *, backup: bool
     ) -> Repository:
         """Return the repository of the transfer, not yet connected."""
-        location = await self._read_location(cr, backup=backup)
-        ready = await self._ready_repository(cr.repository_namespace, location.name, reporter)
+        context, location = self._context, await self._read_location(cr, backup=backup)
+        deadline = Deadline.after(context.clock, self._options.resource_timeout)
+        ready = await context.reader.ensure_repository(
+            cr.repository_namespace, location.name, deadline=deadline, reporter=reporter
+        )
         # The location may have been corrected meanwhile: that is where the repository is ready.
         location = await self._read_location(cr, backup=backup)
         return await access.resolve(location, ready, recorded=backup)
@@ -251,21 +254,6 @@ class PodTransfer:
         if backup and location.read_only:
             raise RepositoryError(f"BackupStorageLocation {location.name} is read-only: cannot back up to it")
         return location
-
-    async def _ready_repository(self, volume_namespace: str, location: str, reporter: Reporter) -> BackupRepository:
-        """Return the Ready BackupRepository; report that the mover waits for it, and the end of the wait."""
-        context, waited = self._context, False
-
-        async def report(message: str) -> None:
-            nonlocal waited
-            waited = True
-            await reporter.waiting(message)
-
-        deadline = Deadline.after(context.clock, self._options.resource_timeout)
-        ready = await context.reader.ensure_repository(volume_namespace, location, deadline=deadline, on_wait=report)
-        if waited:
-            await reporter.ready(f"BackupRepository {context.namespace}/{ready.name} is ready")
-        return ready
 
     def _backup_parameters(
         self, cr: Transfer, plan: BackupPlan, settings: UploaderSettings, follower: TransferFollower

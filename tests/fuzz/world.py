@@ -32,6 +32,7 @@ from core.kube.resources import (
 from core.kube.transport import Retry
 from core.models.names import COPIES_ANNOTATION, COPY_LABEL, OUTCOME_ANNOTATION, OWNER_UID_LABEL, REPO_NAME_LABEL
 from datamover.kinds import TRANSFER_KINDS
+from datamover.kopia.storage_calls import WaitLog
 from datamover.pod.cluster import ClusterReader
 from datamover.pod.follower import TransferFollower, WatchedTransfer
 from datamover.runtime.cancellation import Canceler
@@ -288,13 +289,10 @@ class World:
         client = KubeClient(self.distorter, Retry(clock, attempts=1))
         reader, deadline = ClusterReader(client, clock, NAMESPACE), Deadline.after(clock, timedelta(seconds=1))
 
-        async def ignore(_: str) -> None:
-            pass
-
         with suppress(AgentError):
             await reader.location_secrets(await reader.location("default"))
         with suppress(AgentError):
-            await reader.ensure_repository("app", "default", deadline=deadline, on_wait=ignore)
+            await reader.ensure_repository("app", "default", deadline=deadline, reporter=WaitLog())
         with suppress(AgentError):
             await reader.password()
         watched = WatchedTransfer(TRANSFER_KINDS["data-upload"], NAMESPACE, "moving")

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from base64 import b64encode
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -74,7 +74,7 @@ async def _serving(server: _Server) -> AsyncIterator[_Server]:
 async def _running(
     limits: BandwidthLimits | None = None, environment: dict[str, str] | None = None
 ) -> AsyncIterator[BandwidthProxy]:
-    with BandwidthProxy(environment or {}, SystemClock(), limits or BandwidthLimits()) as proxy:
+    with closing(BandwidthProxy(environment or {}, SystemClock(), limits or BandwidthLimits())) as proxy:
         task = asyncio.get_running_loop().create_task(proxy.run())
         try:
             yield proxy

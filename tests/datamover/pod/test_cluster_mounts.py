@@ -61,4 +61,3 @@ def test_the_last_mount_on_the_volume_counts(tmp_path: Path) -> None:
 
 def test_mounts_of_other_directories_do_not_count(tmp_path: Path) -> None:
     check(tmp_path, line(f"{POD}/kubernetes.io~csi/pvc-1/mount", VOLUME / "below"))
-    check_mounted(VOLUME, tmp_path / "missing")

@@ -12,7 +12,7 @@ from typing import Any
 
 from core.mover_specs import SendFiles
 from core.snapshot_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, SentFiles
-from datamover.pod.file_stream import FileSender, SendLimits
+from datamover.pod.file_stream import FileSender
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.support.fakekube import FakeKube
@@ -86,7 +86,7 @@ async def relay_in_process() -> Received:
 def build_sender(bed: SnapshotBed, path: str = "", *, device: bool = False, **limits: float) -> FileSender:
     """Return one that sends what is at a path."""
     spec = SendFiles(**bed.place(path, device=device))
-    return FileSender(spec, bed.pod.context, SendLimits(linger_seconds=0, **limits))
+    return FileSender(spec, bed.pod.context, linger_seconds=0, **limits)
 
 
 async def receive(bed: SnapshotBed, path: str = "", *, device: bool = False) -> Received:
