@@ -31,7 +31,7 @@ from datamover.data_path.file_names import NameReport, inspect_names
 from datamover.data_path.one_open_runs import open_run
 from datamover.data_path.run import DataPath
 from datamover.data_path.snapshot_runs import BackupParameters, RunReport, SnapshotRun
-from datamover.data_path.stage import STAGE_PATTERN, has_stage
+from datamover.data_path.stage import STAGE, STAGE_PATTERN
 from datamover.kinds import NO_PARENT
 from datamover.kopia.location_files import open_output
 from datamover.kopia.policy import describe_exclusions, read_policy
@@ -126,7 +126,9 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
 async def _leave_out_stage(parameters: BackupParameters, data_path: DataPath) -> BackupParameters:
     """Return the parameters with an exclusion of what a restore in place that was killed has left in the volume."""
     volume = parameters.volume
-    if not await data_path.run_in_thread(lambda _: has_stage(volume), f"opening volume {volume}"):
+    left = volume / STAGE
+    # It raises no error.
+    if not await data_path.run_in_thread(lambda _: os.path.isdir(left), f"opening volume {volume}"):  # noqa: PTH112
         return parameters
     # There may be no room for another pattern.
     with suppress(ValueError):
@@ -196,7 +198,6 @@ class _Backup:
             raise
 
     def _inspect_names(self, stop: ShouldStop) -> None:
-        """Inspect the volume's names; a device has none."""
         if self.parameters.mode is not VolumeMode.BLOCK:
             inspect_names(self.parameters.volume, stop, self.names, self.parameters.rules)
 
@@ -272,10 +273,9 @@ class _Backup:
 
     async def _check_names(self) -> None:
         """Warn about names and times that kopia changed, and what it left out; lost names are an error."""
-        names = self.names
-        for warning in filter(None, (names.warning, *names.notes)):
+        for warning in filter(None, (self.names.warning, *self.names.notes)):
             await self.data_path.warn(warning)
-        names.check()
+        self.names.check()
 
     async def _describe_left_out(self, snapshot: Snapshot) -> str | None:
         """Return how many entries of the volume policies have left out of the snapshot, and which rules, or None.
@@ -336,9 +336,7 @@ async def _check_complete(kopia: Kopia, answer: KopiaAnswer, device_bytes: int |
         snapshot = parse_snapshot(answer.document())
     except KopiaError as e:
         raise (e if answer.succeeded else answer.error()) from e
-    fault = snapshot.fault
-    if not fault and not answer.succeeded:
-        fault = answer.cause
+    fault = snapshot.fault or (None if answer.succeeded else answer.cause)
     if not fault and device_bytes is not None and snapshot.size_bytes != device_bytes:
         fault = f"read {snapshot.size_bytes} of the device's {device_bytes} bytes"
     if not fault:

@@ -67,19 +67,13 @@ class Inheritance:
 
     `continued`: kopia takes files also from what an earlier attempt has read, in checkpoints or a complete snapshot.
     `warning` is about incomplete snapshots of other backups. `sizes` are of all complete ones of other transfers, the
-    oldest first.
+    oldest first. `own` are the IDs of the checkpoints to continue from, `others` those of other incomplete snapshots.
     """
 
     latest: Snapshot | None = None
     continued: bool = False
     warning: str | None = None
     sizes: tuple[SavedSize, ...] = ()
-
-
-@dataclass(frozen=True)
-class SortedCheckpoints:
-    """The IDs of a source's incomplete snapshots: of `own` attempts, to continue from, and the others."""
-
     own: frozenset[str] = frozenset()
     others: tuple[str, ...] = ()
 
@@ -107,18 +101,17 @@ async def inherit(kopia: KopiaCaller, target: str, attempt: BackupAttempt | None
         KopiaError: they could not be listed.
     """
     found = await list_source(kopia, target, attempt.earlier_uid if attempt else None)
-    sorted_out = await sort_checkpoints(found, target, attempt)
-    inheritance = build_inheritance(found, sorted_out)
+    inheritance = await build_inheritance(found, target, attempt)
     try:
-        await delete_snapshots(kopia, f"delete incomplete snapshots of {target}", sorted_out.others)
+        await delete_snapshots(kopia, f"delete incomplete snapshots of {target}", inheritance.others)
     except KopiaError as e:
         # It only makes `incrementalBytes` of the next backups less precise.
         return replace(inheritance, warning=f"could not remove incomplete snapshots of earlier backups: {e}")
     return inheritance
 
 
-async def sort_checkpoints(found: SourceSnapshots, target: str, attempt: BackupAttempt | None) -> SortedCheckpoints:
-    """Return which incomplete snapshots of a source `attempt` continues from, and which others are to be deleted."""
+async def build_inheritance(found: SourceSnapshots, target: str, attempt: BackupAttempt | None) -> Inheritance:
+    """Return what `attempt` finds of its source, once the incomplete snapshots that it does not use are deleted."""
     own = choose_checkpoints(found.checkpoints, attempt.starts) if attempt else set()
     if attempt and own and not await attempt.is_alone():
         _logger.info("another transfer backs up %s: not continuing from a checkpoint", target)
@@ -126,14 +119,8 @@ async def sort_checkpoints(found: SourceSnapshots, target: str, attempt: BackupA
     if own:
         _logger.info("continuing from %d checkpoints of earlier attempts", len(own))
     others = tuple(one.snapshot_id for one in found.checkpoints if one.snapshot_id not in own)
-    return SortedCheckpoints(frozenset(own), others)
-
-
-def build_inheritance(found: SourceSnapshots, checkpoints: SortedCheckpoints) -> Inheritance:
-    """Return what a backup finds of its source once the other incomplete snapshots are deleted."""
-    own, others = checkpoints.own, checkpoints.others
     warning = f"removed {len(others)} incomplete snapshots of earlier backups" if others and not own else None
-    return Inheritance(found.latest, bool(own) or found.repeated, warning, sizes=found.sizes)
+    return Inheritance(found.latest, bool(own) or found.repeated, warning, found.sizes, frozenset(own), others)
 
 
 async def remove_overtaken(kopia: KopiaCaller, target: str, attempt: BackupAttempt) -> str | None:

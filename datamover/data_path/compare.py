@@ -22,14 +22,13 @@ from core.errors import DataPathError
 from core.models.verification import WHOLE_PERCENT, VerificationOutcome, VerifiedSnapshot
 from core.strict_tar import StrictTarInfo
 from datamover.data_path.finished import Fingerprints
-from datamover.data_path.links import show_path
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshot_files import convert_mode, parse_mode
 from datamover.kopia.snapshots import Snapshot
 from datamover.kopia.stalls import Watchdog
 from datamover.kopia.verification import SHOWN_FAULTS, shorten_fault
 from datamover.runtime.cancellation import ShouldStop, run_in_background
-from datamover.runtime.work_dir import open_below, opened
+from datamover.runtime.work_dir import open_below, open_fifo, opened, show_path
 
 _PIPE: Final = "snapshot.tar"
 _CHUNK_BYTES: Final = 1 << 20
@@ -105,12 +104,9 @@ async def _read_archive(repository: Repository, watchdog: Watchdog, found: "_Com
 @contextmanager
 def _open_pipe(path: Path) -> Iterator[tuple[int, int]]:
     """Yield descriptors of both ends of a new named pipe; the reader closes its own, and the caller the other one."""
-    os.mkfifo(path, 0o600)
+    ours, kopias = open_fifo(path)
+    os.set_blocking(ours, True)
     try:
-        ours = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        # Without this one, the reader would see an end before kopia opens the pipe.
-        kopias = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        os.set_blocking(ours, True)
         yield ours, kopias
     finally:
         path.unlink()
@@ -177,7 +173,6 @@ class _Comparison:
     def _compare_entry(
         self, archive: tarfile.TarFile, entry: tarfile.TarInfo, path: bytes, root: int, stop: ShouldStop
     ) -> None:
-        """Compare one entry of the snapshot with the file of that path below `root`."""
         *folders, name = path.split(b"/")
         if _UNSAFE.intersection((*folders, name)):
             self._add(path, "the snapshot has a name that no file can have")

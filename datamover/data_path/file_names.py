@@ -20,7 +20,7 @@ from zlib import crc32
 from core.errors import DataPathError
 from core.models.transfer_settings import READY_SETS, Exclusions, LeftOut
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import escape_controls, join, open_below, open_root, walk_tree
+from datamover.runtime.work_dir import escape_controls, join, open_below, open_root, show_path, walk_tree
 
 _EXAMPLES: Final = 3
 _NAME_LIMIT_BYTES: Final = 255
@@ -41,7 +41,7 @@ _TIMES_NS: Final = range(-(2**63), 2**63)
 _LINK_ROUNDING_NS: Final = 999
 """It rounds the time of a link up to a microsecond. Source: golang.org/x/sys, unix/timestruct.go (NsecToTimeval)."""
 
-_PLACEHOLDER: Final = b".kopia-entry"
+PLACEHOLDER: Final = ".kopia-entry"
 _SNAPSHOTS: Final = Exclusions(patterns=READY_SETS["snapshots"])
 """Directories that show older states of the whole volume: to count them all would take many times as long."""
 
@@ -55,13 +55,6 @@ def mangle(name: bytes) -> str:
     return _ESCAPED.sub(_REPLACEMENT, name.decode(errors="surrogateescape"))
 
 
-def _show(directory: bytes, name: bytes) -> str:
-    """Return the path for a message: what is no printable UTF-8 is escaped, a long path lacks its middle."""
-    shown = escape_controls((directory + b"/" + name if directory else name).decode(errors="backslashreplace"))
-    half = _SHOWN_CHARACTERS // 2
-    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:half]}…{shown[-half:]}"
-
-
 @dataclass
 class NameExamples:
     """How many entries of a kind there are, and examples for a message: at most three."""
@@ -73,11 +66,16 @@ class NameExamples:
         """Count an entry, or some that become the same; the directory's path is relative to the volume's root."""
         self.count += 1
         if len(self.examples) < _EXAMPLES:
-            self.examples.append(" and ".join(_show(directory, name) for name in names))
+            paths = (b"/".join(filter(None, (directory, name))) for name in names)
+            self.examples.append(" and ".join(show_path(path, _SHOWN_CHARACTERS) for path in paths))
 
     def show(self, separator: str = ", ") -> str:
         """Return the examples for a message."""
         return separator.join(self.examples)
+
+    def describe(self, text: str, *, before: str = "", separator: str = ", ") -> str | None:
+        """Return a message with the count, the text and the examples; None: there are no such entries."""
+        return f"{before}{self.count} {text} {self.show(separator)}" if self.count else None
 
 
 @dataclass
@@ -108,46 +106,23 @@ class NameReport:
     @property
     def warning(self) -> str | None:
         """A warning about changed names, or None."""
-        if not self.mangled.count:
-            return None
-        return (
-            f"{self.mangled.count} names are not UTF-8: a restore writes U+FFFD for each byte that is not UTF-8, "
-            f"for example in {self.mangled.show()}"
-        )
-
-    @property
-    def times_note(self) -> str | None:
-        """What the user should know about the times of files, or None."""
-        if not self.far_times.count:
-            return None
-        return (
-            f"{self.far_times.count} modification times are before 1677-09-21 or after 2262-04-11, which kopia cannot "
-            f"keep: a restore sets wrong ones, for example of {self.far_times.show()}"
-        )
-
-    @property
-    def kinds_note(self) -> str | None:
-        """What the user should know about entries that kopia leaves out, or None."""
-        if not self.left_out.count:
-            return None
-        return (
-            f"left out {self.left_out.count} pipes, devices, and links whose name ends in {_PLACEHOLDER.decode()}, "
-            f"which kopia cannot keep, for example {self.left_out.show()}"
+        return self.mangled.describe(
+            "names are not UTF-8: a restore writes U+FFFD for each byte that is not UTF-8, for example in"
         )
 
     @property
     def notes(self) -> tuple[str | None, ...]:
         """What the user should know beside `warning`; None where there is nothing to say."""
-        return self.times_note, self.kinds_note, self.unfound_note
-
-    @property
-    def unfound_note(self) -> str | None:
-        """What the user should know about entries that the volume lists without having them, or None."""
-        if not self.unfound.count:
-            return None
         return (
-            f"left out {self.unfound.count} entries that the volume lists and does not find, "
-            f"for example {self.unfound.show()}"
+            self.far_times.describe(
+                "modification times are before 1677-09-21 or after 2262-04-11, which kopia cannot keep: a restore sets "
+                "wrong ones, for example of"
+            ),
+            self.left_out.describe(
+                f"pipes, devices, and links whose name ends in {PLACEHOLDER}, which kopia cannot keep, for example",
+                before="left out ",
+            ),
+            self.unfound.describe("entries that the volume lists and does not find, for example", before="left out "),
         )
 
     def check(self) -> None:
@@ -156,19 +131,17 @@ class NameReport:
         Raises:
             DataPathError: two names in one directory become the same, or one becomes too long; names examples.
         """
-        faults: list[str] = []
-        if self.collisions.count:
-            faults.append(
-                f"{self.collisions.count} names would be lost: they are not UTF-8, and kopia keeps them under a name "
-                f"that another file in the directory has. Rename them: {self.collisions.show('; ')}"
-            )
-        if self.too_long.count:
-            faults.append(
-                f"{self.too_long.count} names would be too long to restore: with U+FFFD (3 bytes) for each byte that "
-                f"is not UTF-8, the name exceeds {_NAME_LIMIT_BYTES} bytes, or its path below the volume "
-                f"{_PATH_LIMIT_BYTES} bytes. Rename them: {self.too_long.show('; ')}"
-            )
-        if faults:
+        lost = self.collisions.describe(
+            "names would be lost: they are not UTF-8, and kopia keeps them under a name that another file in the "
+            "directory has. Rename them:",
+            separator="; ",
+        )
+        too_long = self.too_long.describe(
+            "names would be too long to restore: with U+FFFD (3 bytes) for each byte that is not UTF-8, the name "
+            f"exceeds {_NAME_LIMIT_BYTES} bytes, or its path below the volume {_PATH_LIMIT_BYTES} bytes. Rename them:",
+            separator="; ",
+        )
+        if faults := list(filter(None, (lost, too_long))):
             raise DataPathError(". ".join(faults))
 
     def add(self, directory: bytes, names: list[bytes]) -> None:
@@ -209,7 +182,7 @@ def inspect_names(
                     report.left_out.add(directory, name)
                 if kept and not _has_kept_time(entry):
                     report.far_times.add(directory, name)
-                if name.endswith(_PLACEHOLDER):
+                if entry.name.endswith(PLACEHOLDER):
                     report.placeholders.add(directory, name)
                 # Most names are ASCII, and the check must cost nothing compared to the data path.
                 mangled = "" if name.isascii() else mangle(name)
@@ -353,7 +326,7 @@ def _part_of(entry: "os.DirEntry[str]", parts: int) -> int | None:
 def _is_kept(entry: "os.DirEntry[str]") -> bool:
     """Return whether kopia keeps the entry: it skips sockets, pipes and devices, and some links."""
     if entry.is_symlink():
-        return not entry.name.endswith(_PLACEHOLDER.decode())
+        return not entry.name.endswith(PLACEHOLDER)
     return entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
 
 

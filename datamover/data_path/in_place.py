@@ -14,22 +14,22 @@ import sys
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from core.models.transfer_settings import DELETE_EXTRA_FILES
+from datamover.data_path.file_names import PLACEHOLDER
 from datamover.data_path.in_place_compare import Comparison
-from datamover.data_path.links import named, show_path
-from datamover.data_path.parts import PLACEHOLDER, PartRestorer, count_refusal
+from datamover.data_path.links import named
+from datamover.data_path.parts import CLEANUP, PartRestorer, count_refusal
 from datamover.data_path.probe import Attributes
 from datamover.data_path.refused import Directories, Folded, Refused
 from datamover.data_path.stage import RUN_BYTES, OpenStage, PendingUnits, Stage, Step, Unit, find_mounts
 from datamover.kopia.location_files import open_output
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
-from datamover.runtime.work_dir import NEW, join, open_below, open_root
+from datamover.runtime.work_dir import NEW, join, open_below, open_root, show_path
 
 _logger = logging.getLogger(__name__)
 
@@ -41,9 +41,6 @@ _WHOLE_SHARE: Final = 4
 """A directory up to this size, and a quarter of the room, is written as a whole, beside what is in its place."""
 
 _SPARE_BYTES: Final = 16 << 20
-
-_CLEANUP: Final = timedelta(seconds=1)
-"""A canceled transfer ends within 2 seconds."""
 
 
 def has_entries(target: Path, _: ShouldStop) -> bool:
@@ -93,7 +90,7 @@ class InPlaceRestorer(Comparison):
                 await self._in_thread(partial(self._finish, directories), f"setting attributes in {self.target}")
         except BaseException:
             remove = partial(self._in_thread, self._stage.remove, "removing the stage")
-            await self.data_path.clean_up(remove, "stage", _CLEANUP)
+            await self.data_path.clean_up(remove, "stage", CLEANUP)
             raise
         _logger.info("%d files and links are as they were, %d entries deleted", self.kept, self._extra.deleted)
 
@@ -149,7 +146,6 @@ class InPlaceRestorer(Comparison):
         self.restorer.refusals += 1
 
     async def _advance(self) -> None:
-        """Write what is pending, if that suffices for a run of kopia."""
         if self._pending.full:
             await self._write()
         self._count_kept()
@@ -280,12 +276,11 @@ class InPlaceRestorer(Comparison):
         """Move what is in a directory to its place; return the attributes of one that is to replace another."""
         above, name = os.path.split(os.fsdecode(path))
         with open_below(stage.root, os.fsencode(above)) as fd:
-            delete = self._extra.may_delete(path) and path not in holding
-            if stage.place(number, name, fd, delete=delete):
+            if stage.place(number, name, fd, delete=self._extra.may_delete(path) and path not in holding):
                 return None
         status = os.stat(number, dir_fd=stage.new, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
-            return Attributes.of_status(status)
+            return Attributes((status.st_uid, status.st_gid), stat.S_IMODE(status.st_mode), status.st_mtime_ns)
         self._block(path)
         return None
 
@@ -348,7 +343,7 @@ def _inode(fd: int, name: str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _exists(name: str, *, directory: int) -> bool:
+def _exists(name: bytes, *, directory: int) -> bool:
     try:
         os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:

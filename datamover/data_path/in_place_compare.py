@@ -20,10 +20,11 @@ from core.models.base import JsonDict
 from core.models.transfer_settings import DELETE_EXTRA_FILES, Exclusions, InPlace
 from datamover.data_path.file_names import mangle
 from datamover.data_path.finished import Fingerprints
-from datamover.data_path.links import named, read_targets, show_path
+from datamover.data_path.links import named, read_targets
 from datamover.data_path.refused import Directories, Directory
 from datamover.data_path.run import DataPath
 from datamover.data_path.stage import (
+    STAGE,
     STAGE_PATTERN,
     PendingUnits,
     Step,
@@ -32,7 +33,6 @@ from datamover.data_path.stage import (
     decide_link,
     decide_same_link,
     is_kept_at_root,
-    is_stage,
 )
 from datamover.kopia.client_config import IDENTITY
 from datamover.kopia.location_files import open_output
@@ -41,7 +41,7 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import is_name, join, open_below
+from datamover.runtime.work_dir import is_name, join, open_below, show_path
 
 _Delete = Callable[[str, int, bytes], bool]
 """Deletes an entry of an open directory with all in it, by its name, and returns whether it is gone; the last argument
@@ -130,7 +130,7 @@ class ExtraFiles:
         delete: _Delete,
         fd: int,
         directory: bytes,
-        is_wanted: Callable[[str], bool],
+        is_wanted: Callable[[bytes], bool],
         stop: ShouldStop,
         *,
         holding: set[bytes] | None = None,
@@ -158,7 +158,7 @@ class ExtraFiles:
         delete: _Delete,
         fd: int,
         directory: bytes,
-        is_wanted: Callable[[str], bool],
+        is_wanted: Callable[[bytes], bool],
         stop: ShouldStop,
         *,
         holding: set[bytes],
@@ -172,7 +172,7 @@ class ExtraFiles:
             with os.scandir(fd) as entries:
                 for entry in entries:
                     path, name = join(directory, entry.name), entry.name
-                    if is_wanted(name) or name in names:
+                    if is_wanted(os.fsencode(name)) or name in names:
                         continue
                     if (not directory and is_kept_at_root(name)) or (
                         self.exclude and self._is_excluded(fd, entry, path)
@@ -286,7 +286,6 @@ class Comparison(ABC):
         return self.entries, self._extra.steps
 
     async def _in_thread(self, work: Callable[[ShouldStop], _T], doing: str) -> _T:
-        """Return what `work` returns, in a thread that may hang."""
         return await self.data_path.run_in_thread(work, doing, self._progress)
 
     async def _run(self, directories: Directories) -> None:
@@ -309,8 +308,7 @@ class Comparison(ABC):
                 with named(directory.path), open_below(root, directory.path) as fd:
                     known = self._compare_directory(directory.path, entries, fd, stop)
                     if self.rule.delete_extra_files and not stop():
-                        is_wanted = partial(_is_known, known=known)
-                        self._extra.delete(self._delete, fd, directory.path, is_wanted, stop)
+                        self._extra.delete(self._delete, fd, directory.path, known.has_text, stop)
 
     def _compare_directory(
         self, directory: bytes, entries: Iterable[JsonDict], fd: int, stop: ShouldStop
@@ -324,7 +322,7 @@ class Comparison(ABC):
             name = str(entry.get("name", ""))
             if not is_name(name) or entry.get("type") not in _RESTORED:
                 self._reject(directory, entry)
-            elif directory or not is_stage(name):
+            elif directory or name != STAGE:
                 known.add_text(os.fsencode(name))
                 unit = Unit(join(directory, name), entry)
                 try:
@@ -358,7 +356,6 @@ class Comparison(ABC):
         )
 
     async def _compare_links(self, output: IO[bytes], doing: str) -> None:
-        """Compare the links whose targets are to be read."""
         while self._links.count:
             units = self._links.take(sys.maxsize)
             targets = await read_targets(self.repository, self.snapshot, [unit.entry for unit in units], output)
@@ -376,7 +373,9 @@ class Comparison(ABC):
                         status, step = _read_status(name, fd), Step.WRITE
                         if self._is_taken(unit.path, fd, name):
                             continue
-                        if status is not None and target is not None and _read_link(name, fd) == target:
+                        is_link = status is not None and stat.S_ISLNK(status.st_mode)
+                        found = os.readlink(os.fsencode(name), dir_fd=fd) if is_link else None
+                        if status is not None and found is not None and found == target:
                             step = decide_same_link(unit.entry, status, precision_ns=self.precision_ns)
                         self._act(step, unit, fd, status)
                 except OSError as e:
@@ -388,13 +387,3 @@ def _read_status(name: str, fd: int) -> os.stat_result | None:
     with suppress(OSError):
         return os.stat(name, dir_fd=fd, follow_symlinks=False)
     return None
-
-
-def _read_link(name: str, fd: int) -> bytes | None:
-    with suppress(OSError):
-        return os.readlink(os.fsencode(name), dir_fd=fd)
-    return None
-
-
-def _is_known(name: str, *, known: Fingerprints) -> bool:
-    return known.has_text(os.fsencode(name))

@@ -5,10 +5,13 @@ The volume is one that nothing else uses, made from a snapshot of the volume to 
 
 import os
 import stat
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec import structs
 
 from core.models.base import JsonDict
 from core.models.transfer_settings import InPlacePlan, PlannedEntries
@@ -25,52 +28,14 @@ from datamover.runtime.work_dir import attempting, join, open_root, walk_tree
 
 
 @dataclass
-class _Tally:
-    """Entries with which the same is done, as in `PlannedEntries`."""
-
-    files: int = 0
-    size_bytes: int = 0
-    directories: int = 0
-    names: list[str] = field(default_factory=list)
-
-    def add_unit(self, unit: Unit) -> None:
-        """Count an entry of the snapshot, a directory with all in it."""
-        directories = int((unit.entry.get("summ") or {}).get("dirs", 1)) if unit.is_directory else 0
-        self.files += unit.entries - directories
-        self.directories += directories
-        self.size_bytes += unit.size_bytes
-        keep_name(self.names, unit.path)
-
-    def add(self, path: bytes, *, size_bytes: int = 0, is_dir: bool = False, instead: str = "") -> None:
-        """Count an entry with a name."""
-        self.count(size_bytes=size_bytes, is_dir=is_dir)
-        keep_name(self.names, path, instead)
-
-    def count(self, *, size_bytes: int, is_dir: bool) -> None:
-        """Count an entry without a name."""
-        self.directories += is_dir
-        self.files += not is_dir
-        self.size_bytes += size_bytes
-
-    @property
-    def planned(self) -> PlannedEntries:
-        """The total."""
-        return PlannedEntries(files=self.files, bytes=self.size_bytes, directories=self.directories, names=self.names)
-
-
-@dataclass
 class RestorePlanner(Comparison):
     """Plans the restore of a snapshot into a volume that keeps all names apart, and times as they are.
 
     A restore asks the volume for that, by writing a file.
     """
 
-    to_write: _Tally = field(init=False, default_factory=_Tally)
-    to_set: _Tally = field(init=False, default_factory=_Tally)
-    equal: _Tally = field(init=False, default_factory=_Tally)
-    to_delete: _Tally = field(init=False, default_factory=_Tally)
-    kept: _Tally = field(init=False, default_factory=_Tally)
-    blocked: _Tally = field(init=False, default_factory=_Tally)
+    planned: defaultdict[str, PlannedEntries] = field(init=False, default_factory=partial(defaultdict, PlannedEntries))
+    """By the names of `InPlacePlan`."""
 
     async def plan(self) -> InPlacePlan:
         """Return the plan.
@@ -88,14 +53,7 @@ class RestorePlanner(Comparison):
             return InPlacePlan(refusal=fault)
         with open_output(self.repository.work_dir) as file:
             await self._run(Directories(file))
-        return InPlacePlan(
-            to_write=self.to_write.planned,
-            to_set=self.to_set.planned,
-            equal=self.equal.planned,
-            to_delete=self.to_delete.planned,
-            kept=self.kept.planned,
-            blocked=self.blocked.planned,
-        )
+        return InPlacePlan(**self.planned, refusal="")
 
     # -- what the comparison decides ----------------------------------------------------------------------------------
     @contextmanager
@@ -110,12 +68,12 @@ class RestorePlanner(Comparison):
     def _act(self, step: Step, unit: Unit, fd: int, status: os.stat_result | None) -> bool:
         match step:
             case Step.KEEP:
-                self.equal.add_unit(unit)
+                self._count_unit("equal", unit)
             case Step.SET:
-                self.to_set.add_unit(unit)
+                self._count_unit("to_set", unit)
             case Step.ENTER:
                 if status is not None and Attributes.of(unit.entry).find_unset(status, tolerance_ns=self.precision_ns):
-                    self.to_set.add(unit.path, is_dir=True)
+                    self._count("to_set", unit.path, is_dir=True)
             case _:
                 self._write(unit, fd, status)
         return True
@@ -125,7 +83,7 @@ class RestorePlanner(Comparison):
         return False
 
     def _refuse(self, path: bytes, cause: OSError | str) -> None:
-        self.blocked.add(path, instead=str(cause.strerror) if isinstance(cause, OSError) else cause)
+        self._count("blocked", path, instead=str(cause.strerror) if isinstance(cause, OSError) else cause)
 
     def _reject(self, directory: bytes, entry: JsonDict) -> None:
         self._refuse(join(directory, str(entry.get("name", ""))), "no file can have this name or type")
@@ -141,7 +99,7 @@ class RestorePlanner(Comparison):
             self._count_deleted(unit.path, status)
         elif status is not None and unit.is_directory:
             self._count_deleted(unit.path, status)
-        self.to_write.add_unit(unit)
+        self._count_unit("to_write", unit)
 
     def _has_entries(self, path: bytes) -> bool:
         with os.scandir(self.target / os.fsdecode(path)) as entries:
@@ -149,7 +107,7 @@ class RestorePlanner(Comparison):
 
     def _count_deleted(self, path: bytes, status: os.stat_result) -> None:
         is_dir = stat.S_ISDIR(status.st_mode)
-        self.to_delete.add(path, size_bytes=0 if is_dir else status.st_size, is_dir=is_dir)
+        self._count("to_delete", path, size_bytes=0 if is_dir else status.st_size, is_dir=is_dir)
         if not is_dir:
             return
         for _, entries in walk_tree(self.target / os.fsdecode(path), self._stop):
@@ -157,9 +115,29 @@ class RestorePlanner(Comparison):
                 self.entries += 1
                 is_dir = entry.is_dir(follow_symlinks=False)
                 size_bytes = 0 if is_dir else entry.stat(follow_symlinks=False).st_size
-                self.to_delete.count(size_bytes=size_bytes, is_dir=is_dir)
+                self._count("to_delete", size_bytes=size_bytes, is_dir=is_dir)
 
     def _keep_extra(self, path: bytes) -> None:
         with suppress(OSError):
             is_dir = stat.S_ISDIR((self.target / os.fsdecode(path)).lstat().st_mode)
-            self.kept.add(path, is_dir=is_dir)
+            self._count("kept", path, is_dir=is_dir)
+
+    def _count(
+        self, what: str, path: bytes | None = None, *, size_bytes: int = 0, is_dir: bool = False, instead: str = ""
+    ) -> None:
+        """Count an entry; one with a path is named."""
+        if path is not None:
+            keep_name(self.planned[what].names, path, instead)
+        self._add(what, files=not is_dir, size_bytes=size_bytes, directories=is_dir)
+
+    def _count_unit(self, what: str, unit: Unit) -> None:
+        """Count an entry of the snapshot, a directory with all in it."""
+        directories = int((unit.entry.get("summ") or {}).get("dirs", 1)) if unit.is_directory else 0
+        keep_name(self.planned[what].names, unit.path)
+        self._add(what, files=unit.entries - directories, size_bytes=unit.size_bytes, directories=directories)
+
+    def _add(self, what: str, *, files: int, size_bytes: int, directories: int) -> None:
+        one = self.planned[what]
+        self.planned[what] = structs.replace(
+            one, files=one.files + files, bytes=one.bytes + size_bytes, directories=one.directories + directories
+        )

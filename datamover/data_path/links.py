@@ -25,7 +25,7 @@ from datamover.kopia.location_files import open_output, read_directories
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import WorkDir, attempting, escape_controls, join, open_below, open_root, walk_tree
+from datamover.runtime.work_dir import WorkDir, attempting, join, open_below, open_root, show_path, walk_tree
 
 _SMALL: Final = re.compile("k[0-9a-f]+")
 """The object ID of a directory that is a single content, so that its ID is the content's too. Source: kopia 0.23.1,
@@ -159,11 +159,6 @@ def remove_links(target: Path, links: Sequence[bytes], stop: ShouldStop) -> None
                     os.unlink(name, dir_fd=fd)
 
 
-def show_path(path: bytes) -> str:
-    """Return a relative path for a message."""
-    return escape_controls(path.decode(errors="backslashreplace"))
-
-
 def named(path: bytes, doing: str = "restore") -> AbstractContextManager[None]:
     """Name the entry in an error of the system. Raises DataPathError if the block raised an OSError."""
     return attempting(f"{doing} {show_path(path) or '/'}")
@@ -254,18 +249,9 @@ async def read_targets(
 
 def read_together(object_ids: Iterable[str]) -> Iterator[list[str]]:
     """Yield the object IDs of directories, in their order, so many at a time as one call of kopia reads."""
-    together: list[str] = []
-    for one in object_ids:
-        small = _SMALL.fullmatch(one)
-        if together and (not small or len(together) == _READ_TOGETHER):
+    for small, alike in groupby(object_ids, key=lambda one: bool(_SMALL.fullmatch(one))):
+        while together := list(islice(alike, _READ_TOGETHER if small else 1)):
             yield together
-            together = []
-        together.append(one)
-        if not small:
-            yield together
-            together = []
-    if together:
-        yield together
 
 
 async def open_directories(

@@ -15,7 +15,7 @@ from core.contract import MoverMethod
 from core.errors import DataPathError
 from core.models.base import JsonDict
 from core.models.names import CHANGES_TAG
-from datamover.data_path.checkpoints import Inheritance, build_inheritance, sort_checkpoints
+from datamover.data_path.checkpoints import Inheritance, build_inheritance
 from datamover.data_path.parents import (
     BlockChoice,
     CheckpointChoice,
@@ -98,19 +98,17 @@ class _OneOpenRun(SnapshotRun):
         await self._repository.open(partial(self._repository.start, self._data_path.meter, self._kopia.open))
         offer, parameters = self._kopia.offer, self._parameters
         self._repository.check_id(offer.unique_id)
-        found = sort_source(offer.snapshots, parameters.earlier_uid)
-        checkpoints = await sort_checkpoints(found, parameters.target, parameters.attempt)
-        self._deleted = checkpoints.others
+        listed = sort_source(offer.snapshots, parameters.earlier_uid)
+        found = await build_inheritance(listed, parameters.target, parameters.attempt)
+        self._deleted, self._removed = found.others, found.warning
         self._parents = decide_parents(
             offer.snapshots,
-            checkpoints.own,
+            found.own,
             in_use=parameters.in_use,
             requested_at=parameters.requested_at,
             transfer_uid=parameters.attempt.uid if parameters.attempt else "",
         )
-        inheritance = build_inheritance(found, checkpoints)
-        self._removed = inheritance.warning
-        return replace(inheritance, warning=None)
+        return replace(found, warning=None)
 
     async def check_parent(self) -> str | None:
         return await find_parent_fault(self._repository, self._parameters, self._kopia.offer)
@@ -231,8 +229,8 @@ class _BlockRun(_OneOpenRun):
         if any(one["id"] == wanted and not parse_snapshot(one).fault for one in offer.snapshots):
             self._parent = wanted
             return None
-        source = self._parameters.source
-        return f"spec.parentSnapshot is not usable: the source {source} has no complete snapshot {wanted}"
+        lacks = f"the source {self._parameters.source} has no complete snapshot {wanted}"
+        return f"spec.parentSnapshot is not usable: {lacks}"
 
     def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:  # noqa: ARG002 - it is in the parent
         changes, parameters = self._parameters.changes, self._parameters
@@ -249,8 +247,7 @@ class _BlockRun(_OneOpenRun):
         }
 
     def _decide_checkpoint(self, interval: timedelta) -> JsonDict | None:
-        attempt = self._parameters.attempt
-        if attempt is None or self._described is None:
+        if (attempt := self._parameters.attempt) is None or self._described is None:
             return None
         return {
             "path": checkpoint_path(attempt.uid),

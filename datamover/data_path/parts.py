@@ -25,7 +25,8 @@ from typing import Final
 
 from core.errors import KopiaError
 from core.models.base import JsonDict
-from datamover.data_path.links import DirectoryReader, named, open_directories, show_path
+from datamover.data_path.file_names import PLACEHOLDER
+from datamover.data_path.links import DirectoryReader, named, open_directories
 from datamover.data_path.probe import NO_TIME, Attribute, Attributes
 from datamover.data_path.run import DataPath
 from datamover.kopia.location_files import open_output
@@ -33,7 +34,7 @@ from datamover.kopia.process import TARGET_FAILURES, IgnoredErrors, KopiaAnswer,
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import NEW, is_name, open_below, open_root, walk_tree
+from datamover.runtime.work_dir import NEW, is_name, open_below, open_root, show_path, walk_tree
 
 _logger = logging.getLogger(__name__)
 
@@ -49,7 +50,6 @@ _PATHS_BYTES: Final = 512 * 1024
 _ARGUMENT_BYTES: Final = 10
 """What each takes beside its text: a slash, the end, and a pointer."""
 
-PLACEHOLDER: Final = ".kopia-entry"
 _NAME_BYTES: Final = 255
 _PATH_BYTES: Final = 3500
 """The limits of file systems and Linux, NAME_MAX and PATH_MAX, the latter without the target's path."""
@@ -125,10 +125,6 @@ class Parts:
                     if count_refusal(e):
                         refused.add(one.path)
         return refused
-
-    def outside(self, refused: Collection[str]) -> "Parts":
-        """Return those in other directories: without the directory, kopia fails where it is to write a sparse file."""
-        return replace(self, parts=[part for part in self.parts if part.path.rpartition("/")[0] not in refused])
 
     def set_attributes(self, target: Path, _: ShouldStop) -> int:
         """Set the attributes of split directories; return how many the target refused; raises DataPathError."""
@@ -311,11 +307,10 @@ def count_refusal(error: OSError) -> bool:
 
 
 def _named(path: str) -> AbstractContextManager[None]:
-    """Name the directory in an error of the system."""
     return named(path.encode(), "restore directory")
 
 
-_CLEANUP: Final = timedelta(seconds=1)
+CLEANUP: Final = timedelta(seconds=1)
 """A canceled transfer ends within 2 seconds."""
 
 SKIP_EXISTING: Final = "--skip-existing"
@@ -333,11 +328,7 @@ _ALL_LEVELS: Final = 2**31 - 2
 
 @dataclass
 class PartRestorer:
-    """Runs kopia for the parts of a snapshot, with the `flags` and `files`.
-
-    Once the target has refused an entry, kopia is `tolerant`: it goes on after errors, which leaves more unset than
-    needed.
-    """
+    """Runs kopia for the parts of a snapshot, with the `flags` and `files`; `tolerant`: kopia goes on after errors."""
 
     repository: Repository
     snapshot: Snapshot
@@ -350,12 +341,8 @@ class PartRestorer:
     refusals: int = 0
     _cached: int = 0
 
-    @property
-    def attempted(self) -> str:
-        """What it does, for messages."""
-        return self._describe("")
-
-    def _describe(self, part: str) -> str:
+    def describe(self, part: str = "") -> str:
+        """Return what it does, for messages."""
         return f"restore {part}snapshot {self.snapshot.snapshot_id} to {self.target}"
 
     @property
@@ -373,13 +360,18 @@ class PartRestorer:
             make = partial(parts.make_directories, self.target)
             refused = await self.data_path.run_in_thread(make, f"making directories in {self.target}")
             self.refusals += len(refused)
-            parts = parts.outside(refused)
+            # Without the directory, kopia fails where it is to write a sparse file.
+            left = [part for part in parts.parts if part.path.rpartition("/")[0] not in refused]
+            parts = replace(parts, parts=left)
         for run in parts.runs(self.target, fitting):
             await self.make_room(run, fitting)
             if len(run) == 1:
                 await self._restore_alone(run)
             else:
                 await self._restore_together(run)
+        if parts.split:
+            set_attributes = partial(parts.set_attributes, self.target)
+            self.refusals += await self.data_path.run_in_thread(set_attributes, f"setting attributes in {self.target}")
 
     async def make_room(self, run: Sequence[Part], fitting: int) -> None:
         """Empty kopia's cache if more than `fitting` entries would be in it."""
@@ -397,12 +389,6 @@ class PartRestorer:
             return [*paths, f"--shallow={_ALL_LEVELS}"] if paths else []
 
         await self._run_kopia(run, prepare)
-
-    async def finish(self, parts: Parts) -> None:
-        """Set the attributes of the directories that were split, once all is restored; raises DataPathError."""
-        if parts.split:
-            set_attributes = partial(parts.set_attributes, self.target)
-            self.refusals += await self.data_path.run_in_thread(set_attributes, f"setting attributes in {self.target}")
 
     async def _empty_cache(self) -> None:
         removed = 0
@@ -442,7 +428,7 @@ class PartRestorer:
             if self.tolerant:
                 await remove()
         except BaseException:
-            await self.data_path.clean_up(remove, "placeholders", _CLEANUP)
+            await self.data_path.clean_up(remove, "placeholders", CLEANUP)
             raise
 
     async def _run_kopia(self, run: Sequence[Part], prepare: Callable[[], Awaitable[Sequence[str]]]) -> None:
@@ -450,7 +436,7 @@ class PartRestorer:
 
         `prepare` returns kopia's arguments, before each; none: there is nothing to restore.
         """
-        attempted = self._describe(f"{show_path(run[0].path.encode())} of " if run[0].path else "")
+        attempted = self.describe(f"{show_path(run[0].path.encode())} of " if run[0].path else "")
         if not (sources := await prepare()):
             return
         answer = await self._call(attempted, *sources, *self.flags)

@@ -143,9 +143,8 @@ def _times(root_entry: JsonDict) -> list[int]:
 def _keeps_names(probe: Probe, root: int, *, links: bool) -> bool:
     odd = probe.attempt(lambda: os.close(os.open(_ODD, NEW, 0o600, dir_fd=root)))
     linked = not links or probe.attempt(lambda: os.symlink(_NAME, _LINK, dir_fd=root))
-    if not linked:
-        # Unlike a refused attribute, kopia ignores no refused link.
-        probe.refuses = True
+    # Unlike a refused attribute, kopia ignores no refused link.
+    probe.refuses |= not linked
     probe.apart = not any(_exists(name, root) for name in _SAME)
     return odd and linked and probe.apart
 
@@ -202,11 +201,6 @@ class Attributes:
             time_ns = parse_time_ns(str(time or entry.get("mtime", NO_TIME)))
         mode = None if entry.get("type") == EntryType.LINK else parse_mode(str(entry.get("mode", "0"))) or 0
         return cls((int(entry.get("uid", 0)), int(entry.get("gid", 0))), mode, time_ns)
-
-    @classmethod
-    def of_status(cls, status: os.stat_result) -> Self:
-        """Return the attributes of a directory or file."""
-        return cls((status.st_uid, status.st_gid), stat.S_IMODE(status.st_mode), status.st_mtime_ns)
 
     def find_unset(self, status: os.stat_result, *, tolerance_ns: int = TIME_TOLERANCE_NS) -> dict[str, str]:
         """Return which of them a file does not have, and what it has; times within `tolerance_ns` are alike."""

@@ -12,7 +12,7 @@ import stat
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,13 @@ from typing import IO, Final
 from core.errors import IncompleteRestoreError
 from core.models.base import JsonDict, cut_text
 from datamover.data_path.finished import Fingerprints
-from datamover.data_path.links import DirectoryReader, open_directories, read_together, show_path
+from datamover.data_path.links import DirectoryReader, open_directories, read_together
 from datamover.data_path.probe import Attributes, Probe
 from datamover.data_path.run import DataPath
 from datamover.kopia.location_files import open_output
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import attempting, is_name, join, open_below, open_root
+from datamover.runtime.work_dir import attempting, is_name, join, open_below, open_root, show_path
 
 _SHOWN: Final = 10
 _SHOWN_CHARACTERS: Final = 200
@@ -116,9 +116,8 @@ class Refused:
 def keep_name(names: list[str], path: bytes, instead: str | None = None) -> None:
     """Add a path for a message to `names`, cut, and what is there instead, unless there are ten."""
     if len(names) < _SHOWN:
-        shown, half = show_path(path) or "/", _SHOWN_CHARACTERS // 2
-        short = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:half]}…{shown[-half:]}"
-        names.append(f"{short} ({instead})" if instead else short)
+        shown = show_path(path, _SHOWN_CHARACTERS) or "/"
+        names.append(f"{shown} ({instead})" if instead else shown)
 
 
 async def find_refused(
@@ -213,7 +212,7 @@ class _Comparison:
 
     def compare(self, listed: Iterable[tuple[Directory, Iterator[JsonDict]]], stop: ShouldStop) -> None:
         """Compare what is in these directories; of directories in them, the attributes are compared at the end."""
-        with self._opened() as root:
+        with attempting(f"open target {self.target}"), open_root(self.target) as root:
             for directory, entries in listed:
                 try:
                     with open_below(root, directory.path) as fd:
@@ -225,7 +224,7 @@ class _Comparison:
 
     def finish(self, stop: ShouldStop) -> None:
         """Compare the directories themselves: one whose mode is set may be closed to this process."""
-        with self._opened() as root:
+        with attempting(f"open target {self.target}"), open_root(self.target) as root:
             for directory in self.directories.inner_first():
                 if stop():
                     return
@@ -237,13 +236,6 @@ class _Comparison:
                 except OSError as e:
                     self.refused.add_uncompared(directory.path, e, 1)
                 self.entries += 1
-
-    @contextmanager
-    def _opened(self) -> Iterator[int]:
-        with ExitStack() as stack:
-            with attempting(f"open target {self.target}"):
-                root = stack.enter_context(open_root(self.target))
-            yield root
 
     def _compare_directory(self, fd: int, path: bytes, entries: Iterable[JsonDict], stop: ShouldStop) -> None:
         names = None

@@ -21,7 +21,7 @@ from datamover.data_path.block import DeviceRestore, read_file_system
 from datamover.data_path.finished import is_unfinished, mark_unfinished, remove_mark
 from datamover.data_path.in_place import InPlaceRestorer, has_entries
 from datamover.data_path.in_place_compare import find_unexplained
-from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
+from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links
 from datamover.data_path.parts import SKIP_EXISTING, SPARSE, PartRestorer, Placeholders, find_parts
 from datamover.data_path.probe import Probe, allow_writing, probe_target
 from datamover.data_path.refused import Folded, Refused, find_folded, find_refused
@@ -37,7 +37,7 @@ from datamover.kopia.snapshots import Snapshot, read_snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.resources import ResourceLimits
-from datamover.runtime.work_dir import attempting
+from datamover.runtime.work_dir import attempting, show_path
 
 _logger = logging.getLogger(__name__)
 
@@ -139,7 +139,8 @@ async def _opening(repository: Repository, parameters: RestoreParameters, data_p
     if parameters.mode is VolumeMode.FILESYSTEM:
         # kopia is confined to it from the beginning.
         target = parameters.target
-        made = await data_path.run_in_thread(partial(_is_missing, target), f"opening target {target}")
+        # Who opens it reports an error.
+        made = await data_path.run_in_thread(lambda _: not os.path.exists(target), f"opening target {target}")  # noqa: PTH110
         async with _open_target(target, data_path):
             pass
     try:
@@ -191,17 +192,17 @@ class _Restoring:
                     restorer, refused, wrote = await self._restore_in_place(fd)
                 else:
                     if parameters.in_place is not None:
-                        await self._mark(mark_unfinished)
+                        await self._in_root(mark_unfinished)
                     restorer, refused = await self._restore_files(fd)
                 written = data_path.clock.monotonic()
                 await data_path.wait_for(sync_file_system(fd, self.target), WRITING)
                 if parameters.in_place is not None:
-                    await self._mark(remove_mark)
+                    await self._in_root(remove_mark)
             _logger.info("the disk took %.1f s for what was not on it yet", data_path.clock.monotonic() - written)
-            refused.check(restorer.attempted, restorer.errors.first)
+            refused.check(restorer.describe(), restorer.errors.first)
             note, unset = refused.unset_text, refused.unset
             if note and parameters.require_attributes:
-                raise UnsetAttributesError(f"{restorer.attempted}: all data is restored, but {note}")
+                raise UnsetAttributesError(f"{restorer.describe()}: all data is restored, but {note}")
             if note:
                 await data_path.warn(note)
         return RestoreResult(
@@ -250,17 +251,12 @@ class _Restoring:
 
     async def _has_files(self) -> bool:
         """Return whether the restore is one into a target with files: into an empty one, kopia writes in parallel."""
-        if self.parameters.in_place is None:
-            return False
-        with attempting(f"read target {self.target}"):
-            return await self.data_path.run_in_thread(
-                partial(has_entries, self.target), f"reading target {self.target}"
-            )
+        return self.parameters.in_place is not None and await self._in_root(has_entries, "read")
 
-    async def _mark(self, change: Callable[[Path, ShouldStop], _T]) -> _T:
-        """Return what is done with the mark of an unfinished restore into an empty target."""
-        with attempting(f"mark target {self.target}"):
-            return await self.data_path.run_in_thread(partial(change, self.target), f"marking target {self.target}")
+    async def _in_root(self, work: Callable[[Path, ShouldStop], _T], verb: str = "mark") -> _T:
+        """Return what `work` returns of the target, such as whether it has the mark of an unfinished restore."""
+        with attempting(f"{verb} target {self.target}"):
+            return await self.data_path.run_in_thread(partial(work, self.target), f"{verb}ing target {self.target}")
 
     async def _restore_in_place(self, fd: int) -> tuple[PartRestorer, Refused, _Written]:
         """Make the target equal to the snapshot; `fd` is open on it."""
@@ -270,7 +266,7 @@ class _Restoring:
         await allow_writing(self.repository, self.snapshot, target, data_path=self.data_path, files=False)
         # The earlier attempt may have begun when the volume was empty.
         await self._remove_placeholders()
-        if await self._mark(is_unfinished):
+        if await self._in_root(is_unfinished):
             rule = rule.distrusting
         probe = await self._probe()
         if rule.delete_extra_files and not probe.names:
@@ -311,16 +307,21 @@ class _Restoring:
             replaces=self.parameters.in_place is not None,
         )
         await restoring.restore(fd)
-        refused = restoring.refused
-        if restorer.refused or not probe.sound:
-            # kopia has ignored an error in a directory that it wrote as a whole.
-            repair, refused.stale = restorer.errors.count > 0, restorer.errors.first is not None
-            await find_refused(
-                repository, snapshot, target, probe=probe, repair=repair, data_path=self.data_path, refused=refused
-            )
+        # kopia may have ignored an error in a directory that it wrote as a whole.
+        refused = await self._compare(restorer, probe, restoring.refused, repair=restorer.errors.count > 0)
         incremental = self.parameters.in_place is not None and self.parameters.in_place.incremental
         all_files = incremental and not restoring.kept and snapshot.entries > 0
         return restorer, refused, _Written(restoring.written_bytes, all_files=all_files)
+
+    async def _compare(self, restorer: PartRestorer, probe: Probe, refused: Refused, *, repair: bool) -> Refused:
+        """Return what the target did not take, also where kopia's success does not mean that all is restored."""
+        repository, snapshot, data_path = self.repository, self.snapshot, self.data_path
+        if not restorer.refused and probe.sound:
+            return refused
+        refused.stale = restorer.errors.first is not None
+        return await find_refused(
+            repository, snapshot, self.target, probe=probe, repair=repair, data_path=data_path, refused=refused
+        )
 
     def _restorer(self, *more: str, tolerant: bool) -> PartRestorer:
         repository, snapshot, parameters = self.repository, self.snapshot, self.parameters
@@ -369,13 +370,8 @@ class _Restoring:
         restorer = self._restorer(*skip, tolerant=probe.refuses)
         run_kopia = partial(restorer.restore, parts, snapshot.entries if fitting is None else fitting)
         await (resumable.record_during(run_kopia) if resumable else run_kopia())
-        await restorer.finish(parts)
         await self._check_links(expected=links)
-        refused, repair = Refused(stale=restorer.errors.first is not None), restorer.refused
-        if repair or not probe.sound:
-            refused = await find_refused(
-                repository, snapshot, target, probe=probe, repair=repair, data_path=data_path, refused=refused
-            )
+        refused = await self._compare(restorer, probe, Refused(), repair=restorer.refused)
         if resumable:
             await resumable.end()
         return restorer, refused
@@ -436,13 +432,6 @@ async def _open_target(target: Path, data_path: DataPath) -> AsyncIterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-def _is_missing(target: Path, _: ShouldStop) -> bool:
-    # Who opens it reports the error.
-    with suppress(OSError):
-        return not target.exists()
-    return False
 
 
 def _make_target(target: Path, _: ShouldStop) -> int:

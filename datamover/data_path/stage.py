@@ -30,8 +30,8 @@ from datamover.kopia.snapshots import EntryType
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import DIRECTORY, attempting, open_root, opened
 
-_STAGE: Final = ".nodeagent-restore-files"
-STAGE_PATTERN: Final = f"/{_STAGE}/"
+STAGE: Final = ".nodeagent-restore-files"
+STAGE_PATTERN: Final = f"/{STAGE}/"
 """What leaves it out of a backup: kopia would take the placeholders in it for what they stand for."""
 
 _NEW: Final = "new"
@@ -53,16 +53,6 @@ _NOT_EMPTY: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 def is_kept_at_root(name: str) -> bool:
     """Return whether an entry of a volume's root is never deleted: the file system's, Velero's or ours."""
     return name in _KEPT or name.startswith(_KEPT_PREFIX)
-
-
-def is_stage(name: str) -> bool:
-    """Return whether an entry of a volume's root is the stage."""
-    return name == _STAGE
-
-
-def has_stage(volume: Path) -> bool:
-    """Return whether a restore in place that was killed has left its stage in a volume."""
-    return os.path.isdir(volume / _STAGE)  # noqa: PTH112 - it raises no error
 
 
 def find_mounts(target: Path) -> list[bytes]:
@@ -161,7 +151,7 @@ class Stage:
     @property
     def files(self) -> Path:
         """Where kopia writes."""
-        return self._target / _STAGE / _NEW
+        return self._target / STAGE / _NEW
 
     def next_number(self) -> str:
         """Return a new name, which an earlier process has not left in the stage."""
@@ -170,8 +160,8 @@ class Stage:
     def make(self, stop: ShouldStop) -> None:
         """Make it, and delete what an earlier process has left there. Raises DataPathError if it cannot be made."""
         with self._named("make"), open_root(self._target) as root:
-            _make_directory(_STAGE, root)
-            with opened(_STAGE, DIRECTORY, root) as stage:
+            _make_directory(STAGE, root)
+            with opened(STAGE, DIRECTORY, root) as stage:
                 os.fchmod(stage, 0o700)
                 _make_directory(_OLD, stage)
                 with opened(_OLD, DIRECTORY, stage) as old:
@@ -184,26 +174,26 @@ class Stage:
 
     def remove(self, stop: ShouldStop) -> None:
         """Remove it with all in it, until `stop`; the root's time changes; raises DataPathError."""
-        with self._named("remove"), self.open() as open_stage, opened(_STAGE, DIRECTORY, open_stage.root) as stage:
+        with self._named("remove"), self.open() as open_stage, opened(STAGE, DIRECTORY, open_stage.root) as stage:
             open_stage.delete(_NEW, stage)
             open_stage.empty(stop)
             if not stop():
                 os.rmdir(_OLD, dir_fd=stage)
-                os.rmdir(_STAGE, dir_fd=open_stage.root)
+                os.rmdir(STAGE, dir_fd=open_stage.root)
 
     @contextmanager
     def open(self) -> Iterator[OpenStage]:
         """Open it, once it is made. Raises OSError if it is no longer there."""
         with (
             open_root(self._target) as root,
-            opened(_STAGE, DIRECTORY, root) as stage,
+            opened(STAGE, DIRECTORY, root) as stage,
             opened(_NEW, DIRECTORY, stage) as new,
             opened(_OLD, DIRECTORY, stage) as old,
         ):
             yield OpenStage(root, new, old, self)
 
     def _named(self, what: str) -> AbstractContextManager[None]:
-        return attempting(f"{what} directory {self._target / _STAGE}")
+        return attempting(f"{what} directory {self._target / STAGE}")
 
 
 def _make_directory(name: str, directory: int) -> None:

@@ -91,7 +91,7 @@ async def test_a_volume_that_cannot_be_opened_is_named(tmp_path: Path, monkeypat
         ((_back_up, VolumeMode.BLOCK), (os, "open"), "opening device"),
         ((_restore, VolumeMode.FILESYSTEM), (Path, "mkdir"), "opening target"),
         ((_restore, VolumeMode.FILESYSTEM), (os, "open"), "opening target"),
-        ((_restore_with_one_open, VolumeMode.FILESYSTEM), (Path, "exists"), "opening target"),
+        ((_restore_with_one_open, VolumeMode.FILESYSTEM), (os.path, "exists"), "opening target"),
         ((_restore, VolumeMode.BLOCK), (os, "open"), "opening device"),
     ],
     ids=["backup", "backup of a device", "restore", "opened", "restore with one open", "restore of a device"],

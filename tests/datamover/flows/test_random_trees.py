@@ -24,12 +24,12 @@ from msgspec import UNSET
 from core.contract import BackupResult
 from core.errors import DataPathError, IncompleteRestoreError
 from core.models.transfer_settings import InPlace
-from datamover.data_path.links import show_path
 from datamover.data_path.probe import TIME_TOLERANCE_NS, Probe
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.data_path.resume import LIST_INTERVAL, ResumeSettings
 from datamover.data_path.stage import is_kept_at_root
 from datamover.kopia.repository import Repository
+from datamover.runtime.work_dir import show_path
 from tests.datamover.support.data_paths import (
     back_up_volume,
     backup_data_path,
