@@ -235,7 +235,7 @@ class FileType(StrEnum):
 class FileEntry(SparseModel, omit_defaults=True):
     """An entry of a directory in a snapshot; all of it was chosen by those who wrote to the volume.
 
-    `mode` are its permissions, as an octal number. Of a directory, `size_bytes` and `files` are of all below it.
+    `mode` are its permissions, such as `0644`. Of a directory, `size_bytes` and `files` are of all below it.
     """
 
     name: str
