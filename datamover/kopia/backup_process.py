@@ -125,7 +125,8 @@ class MoverBackup(Listener):
             case "progress":
                 self.meter.take_report(value)
             case "result":
-                self.result = value
+                faults = {name: self.kopia.redact(text) for name, text in value.items() if isinstance(text, str)}
+                self.result = value | faults
 
 
 async def read_blocks(

@@ -319,9 +319,13 @@ class Kopia:
                 child, counters = await run_child(confined, on_line), read_counters(run.home / _COUNTERS)
         return _build_answer(attempted, child, lines, counters, str(files.volume.path or ""))
 
+    def redact(self, text: str) -> str:
+        """Return what kopia wrote for a message: without secrets and control characters."""
+        return escape_controls(self._redactor.redact(text).strip())
+
     def _keep(self, lines: deque[str], forward: Callable[[str], None] | None = None) -> Callable[[str], None]:
         def keep(line: str) -> None:
-            text = escape_controls(self._redactor.redact(line).strip())
+            text = self.redact(line)
             # The stacks after a panic would replace its cause.
             if text and not (lines and _STACK.match(lines[-1])):
                 lines.append(text)

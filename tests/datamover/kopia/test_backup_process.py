@@ -41,6 +41,9 @@ class _Program:
         self.decided: Any = None
         self.ended = False
 
+    def redact(self, text: str) -> str:
+        return text.replace("s3cret", "***")
+
     async def move_data(self, attempted: str, *_: str, files: KopiaFiles, listener: Any) -> KopiaAnswer:
         assert files.on_output is not None
         assert files.stdin_fd is not None
@@ -51,7 +54,9 @@ class _Program:
             if not self.exit_code:
                 self.decided = json.loads(await asyncio.to_thread(os.read, files.stdin_fd, 1 << 16))
                 files.on_output(json.dumps({"progress": _PROGRESS}))
-                files.on_output(json.dumps({"result": {"snapshot": {"id": "s"}, "copied": True}}))
+                files.on_output(
+                    json.dumps({"result": {"snapshot": {"id": "s"}, "copied": True, "parent_fault": "is s3cret"}})
+                )
             if self.last_line:
                 files.on_output(self.last_line)
             return KopiaAnswer(attempted, self.exit_code, b"", ["a line"])
@@ -75,6 +80,7 @@ async def test_the_decision_is_sent_after_the_offer_and_the_answer_has_the_snaps
     answer = await backup.carry_out({"parents": []})
     assert program.decided == {"parents": []}
     assert (answer.document(), backup.result["copied"]) == ({"id": "s"}, True)
+    assert backup.result["parent_fault"] == "is ***"
     assert (meter.hashed_bytes, meter.cached_bytes, meter.total_bytes) == (20, 30, 60)
     assert (await meter.read()).done_bytes == 50
     await backup.end()
