@@ -162,9 +162,10 @@ class Directories:
         self._taken = 0
 
     def add(self, path: bytes, entry: JsonDict) -> None:
-        """Add one that is in the target."""
-        self._starts.append(self._file.seek(0, os.SEEK_END))
-        self._file.write(json.dumps([os.fsdecode(path), entry]).encode() + b"\n")
+        """Add one that is in the target; raises DataPathError, which is no error of the target."""
+        with attempting("keep the list of directories"):
+            self._starts.append(self._file.seek(0, os.SEEK_END))
+            self._file.write(json.dumps([os.fsdecode(path), entry]).encode() + b"\n")
 
     async def read(
         self, kopia: DirectoryReader, snapshot: Snapshot, output: IO[bytes]

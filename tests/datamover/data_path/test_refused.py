@@ -10,7 +10,7 @@ from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES
 from core.errors import DataPathError, IncompleteRestoreError, KopiaError
 from core.models.base import JsonDict
 from datamover.data_path.probe import Probe
-from datamover.data_path.refused import Refused, find_refused
+from datamover.data_path.refused import Directories, Refused, find_refused
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.work_dir import WorkDir
 from tests.datamover.support.data_paths import restore_data_path
@@ -203,3 +203,8 @@ def test_names_of_any_length_leave_room_in_a_message() -> None:
     with pytest.raises(IncompleteRestoreError) as failed:
         found.check("restore snapshot id to /t", "z" * 5000)
     assert len(str(failed.value).encode()) < TERMINATION_MESSAGE_LIMIT_BYTES
+
+
+def test_a_full_disk_of_the_data_mover_is_no_fault_of_the_target() -> None:
+    with Path("/dev/full").open("r+b", buffering=0) as full, pytest.raises(DataPathError, match="No space left"):
+        Directories(full).add(b"d", _directory("d", 1))
