@@ -130,8 +130,11 @@ def worst(findings: list[Finding]) -> Health:
     return max((finding.health for finding in findings), key=_ORDER.index, default=Health.HEALTHY)
 
 
+_PARTS: Final = tuple(UnreadPart)
+
+
 def _not_read(snapshot: ClusterSnapshot) -> Iterator[Finding]:
-    for one in snapshot.unread:
+    for one in sorted(snapshot.unread, key=lambda one: _PARTS.index(one.part)):
         message = f"{one.part} not read: {one.why}"
         if one.part is UnreadPart.PAGE:
             # Without a leader nothing is admitted, and another rule says so.

@@ -237,17 +237,17 @@ class RepositoryRecord(WireModel):
 
 
 class UnreadPart(StrEnum):
-    """What a command may not be able to read."""
+    """What a command may not be able to read, in the order of its messages: causes first."""
 
     TRANSFERS = "transfers"
     AGENTS = "agents"
+    FLAGS = "flags of the agents"
     LEASE = "leader"
+    PAGE = "leader's status page"
     CONFIG = "configuration"
     NODES = "nodes"
     REPOSITORIES = "repositories"
     LOCATIONS = "locations"
-    PAGE = "leader's status page"
-    FLAGS = "flags of the agents"
     RETENTION = "retention"
 
 
