@@ -12,7 +12,7 @@ import stat
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -213,7 +213,7 @@ class _Comparison:
 
     def compare(self, listed: Iterable[tuple[Directory, Iterator[JsonDict]]], stop: ShouldStop) -> None:
         """Compare what is in these directories; of directories in them, the attributes are compared at the end."""
-        with attempting(f"open target {self.target}"), open_root(self.target) as root:
+        with self._opened() as root:
             for directory, entries in listed:
                 try:
                     with open_below(root, directory.path) as fd:
@@ -225,7 +225,7 @@ class _Comparison:
 
     def finish(self, stop: ShouldStop) -> None:
         """Compare the directories themselves: one whose mode is set may be closed to this process."""
-        with attempting(f"open target {self.target}"), open_root(self.target) as root:
+        with self._opened() as root:
             for directory in self.directories.inner_first():
                 if stop():
                     return
@@ -237,6 +237,14 @@ class _Comparison:
                 except OSError as e:
                     self.refused.add_uncompared(directory.path, e, 1)
                 self.entries += 1
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """Name the target in an error of its opening, and in no other one."""
+        with ExitStack() as stack:
+            with attempting(f"open target {self.target}"):
+                root = stack.enter_context(open_root(self.target))
+            yield root
 
     def _compare_directory(self, fd: int, path: bytes, entries: Iterable[JsonDict], stop: ShouldStop) -> None:
         names = None

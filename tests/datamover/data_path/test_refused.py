@@ -1,8 +1,10 @@
 """What a target lacks of a snapshot, found by comparing both."""
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -208,3 +210,11 @@ def test_names_of_any_length_leave_room_in_a_message() -> None:
 def test_a_full_disk_of_the_data_mover_is_no_fault_of_the_target() -> None:
     with Path("/dev/full").open("r+b", buffering=0) as full, pytest.raises(DataPathError, match="No space left"):
         Directories(full).add(b"d", _directory("d", 1))
+
+
+async def test_an_error_of_the_data_movers_disk_does_not_name_the_target(
+    kopia: StoredDirectories, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Directories, "inner_first", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output error"):
+        await _find(kopia, target)
