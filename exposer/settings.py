@@ -290,7 +290,7 @@ class ExposeSettings:
     and time are unchanged since the last one. Volumes of `block_classes` are preferably backed up by block.
     `exclusions` say what backups leave out. `restore_copies` are the Secrets and ConfigMaps of the target's namespace
     that the driver needs beside the PVC of a restore. `retries` are the rules of kinds with other than the default
-    ones, of which those for memory apply.
+    ones; only what they say about memory applies.
     """
 
     template: AgentTemplate
@@ -335,9 +335,10 @@ class ExposeSettings:
 
         Source: Velero v1.18, getCacheVolumeSize in pkg/exposer/cache_volume.go.
         """
-        rule = self.cache or CacheRule("", 0)
-        small = snapshot_bytes and snapshot_bytes < rule.threshold_mib * _MIB_IN_A_GIB**2
-        return None if small or not rule.limit_mib else CacheVolume(rule.storage_class, rule.limit_mib)
+        rule = self.cache
+        if rule is None or (snapshot_bytes and snapshot_bytes < rule.threshold_mib * _MIB_IN_A_GIB**2):
+            return None
+        return CacheVolume(rule.storage_class, rule.limit_mib) if rule.limit_mib else None
 
     def repository_volume(self, storage: StorageAccess) -> RepositoryMount | None:
         """Return the shared volume that holds the repository; None: it is in no such volume."""

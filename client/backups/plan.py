@@ -90,7 +90,7 @@ class Choice:
         data_mover: str | None = None,
         ignore_velero_server: bool,
     ) -> "Choice":
-        """Return what the flags of this name choose, `claims` those of `--pvc`; ConfigError: they name no PVCs."""
+        """Return what the flags of this name choose (`claims`: the words of `--pvc`); ConfigError: they name no PVC."""
         if selector is not None and (claims or not namespace):
             raise ConfigError("-l selects PVCs of the namespace that -n names, and excludes --pvc")
         if selector is None and not claims:

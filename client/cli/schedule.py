@@ -186,7 +186,6 @@ async def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess
         now = cluster.time.now()
 
     wide = form is OutputFormat.WIDE
-    rows = [_row(one, now, wide=wide) for one in found.schedules]
     renewals = [
         f"schedule {one.name} deletes by older rules of retention: run "
         + cli.command_for(access, f"nodeagent schedule renew {one.name}")
@@ -196,9 +195,11 @@ async def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess
     printer.answer(
         found,
         form,
-        lambda: printer.table(_WIDE_HEADERS if wide else _HEADERS, rows),
+        lambda: printer.table(
+            _WIDE_HEADERS if wide else _HEADERS, [_row(one, now, wide=wide) for one in found.schedules]
+        ),
         [*found.notes, *renewals],
-        absent="" if rows else f"there is no schedule in namespace {access.namespace}",
+        absent="" if found.schedules else f"there is no schedule in namespace {access.namespace}",
     )
 
 

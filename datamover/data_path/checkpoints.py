@@ -67,7 +67,7 @@ class Inheritance:
 
     `continued`: kopia takes files also from what an earlier attempt has read, in checkpoints or a complete snapshot.
     `warning` is about incomplete snapshots of other backups. `sizes` are of all complete ones of other transfers, the
-    oldest first. `own` are the IDs of the checkpoints to continue from, `others` those of other incomplete snapshots.
+    oldest first. `own` are the IDs of the checkpoints to continue from, `others` the other incomplete ones.
     """
 
     latest: Snapshot | None = None

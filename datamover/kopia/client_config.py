@@ -61,7 +61,7 @@ class CacheLimit:
 
     @property
     def _limits(self) -> tuple[int, ...]:
-        """In MiB: the soft and the hard limit of data, and those of metadata."""
+        """In MiB: the soft and the hard limit of data, then of metadata."""
         metadata = self.total_mib // 5
         return tuple(part for hard in (self.total_mib - metadata, metadata) for part in (hard * 4 // 5, hard))
 

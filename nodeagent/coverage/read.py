@@ -117,7 +117,7 @@ class VolumeReader:
     _lost_sources: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        """Compute how often each schedule runs once; ValueError: it is invalid."""
+        """Compute once how often a schedule runs: many have the same one."""
         self._interval = cache(lambda schedule, zone="": parse_interval(schedule, zone, self.now()))
 
     async def read(self) -> ObservedVolumes:

@@ -85,7 +85,7 @@ class LimitedTransport:
     """A transport that limits the rate of requests, including watches, and counts them.
 
     It sends through `inner`, as fast as `limit` allows. `on_answer` gets the verb and HTTP status of each response,
-    status 0 if there was none; `on_date` the Date header of each response but those of watches.
+    status 0 if there was none; `on_date` the Date header of each response, except to watches.
     """
 
     inner: Transport

@@ -351,9 +351,11 @@ func (b *blockWriter) ask(ctx context.Context, changes *changeQuery) error {
 		return nil
 	}
 
-	if b.based = changes.Base != ""; b.based && b.parent == nil {
-		return errors.New("there is no parent to take blocks from")
-	} else if b.based {
+	if b.based = changes.Base != ""; b.based {
+		if b.parent == nil {
+			return errors.New("there is no parent to take blocks from")
+		}
+
 		if err := b.parent.verify(ctx, b.w); err != nil {
 			return errors.Wrap(err, "the parent")
 		}
