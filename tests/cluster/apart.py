@@ -17,9 +17,6 @@ OTHER_NODE = "bed-2"
 CALM_NODE = "bed-1"
 """No test evicts the pods of this node, so a transfer may be held there for minutes."""
 
-CLOCK_OFFSET = "NODE_AGENT_CLOCK_OFFSET"
-"""The variable by which an agent reads another wall clock."""
-
 
 @dataclass
 class ApartAgent:
@@ -32,11 +29,9 @@ class ApartAgent:
     def run(self, change: Callable[[Json], None] = lambda _: None, *, arguments: Sequence[str] = ()) -> None:
         """Apply the DaemonSet with these arguments more; `change` is called with its pod's spec."""
         spec: Json = (self.bed.api.get(DAEMON_SETS, NAMESPACE, "node-agent") or {})["spec"]
-        # A test of another lane may have changed how that one is updated, and its clock.
+        # A test of another lane may have changed how that one is updated.
         spec["updateStrategy"] = {"type": "RollingUpdate"}
         pod = spec["template"]["spec"]
-        environment = pod["containers"][0]["env"]
-        pod["containers"][0]["env"] = [one for one in environment if one["name"] != CLOCK_OFFSET]
         # Tests of other lanes taint nodes.
         pod["tolerations"] = [{"operator": "Exists"}]
         pod["nodeSelector"] = {"kubernetes.io/hostname": self.node}
