@@ -246,7 +246,7 @@ def _watch_on(bed: Bed, resource: Resource, since: str, *, seconds: int) -> Iter
 
 def wait_released(bed: Bed, resource: Resource, names: Iterable[str]) -> None:
     """Wait for the cleanup of some transfers."""
-    for _ in _versions(bed.api.watch(resource, "", seconds=LIMIT_SECONDS), names, _is_released):
+    for _ in _versions(bed.api.watch(resource, "", seconds=LIMIT_SECONDS), names, is_released):
         pass
 
 
@@ -274,7 +274,8 @@ def is_final(transfer: Json) -> bool:
     return transfer.get("status", {}).get("phase") in FINAL
 
 
-def _is_released(transfer: Json) -> bool:
+def is_released(transfer: Json) -> bool:
+    """Whether a transfer is in a final phase and cleaned up."""
     return is_final(transfer) and not transfer["metadata"].get("finalizers")
 
 

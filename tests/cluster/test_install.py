@@ -10,6 +10,7 @@ import pytest
 from tests.cluster.bed import Bed
 from tests.cluster.listing import applied_versions
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
+from tests.testbed.demonstration.manifests import build_location
 from tests.testbed.settings import AGENT_IMAGE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(WITH_LOCKS)]
@@ -32,8 +33,7 @@ class _Shell:
     def install(self) -> str:
         env = self.bed.env
         secret = self.folder / "credentials"
-        keys = f"aws_access_key_id = {env['BED_S3_ACCESS_KEY']}\naws_secret_access_key = {env['BED_S3_SECRET_KEY']}\n"
-        secret.write_text(f"[default]\n{keys}")
+        secret.write_text(build_location(env)[0]["stringData"]["cloud"])
         config = f"region=us-east-1,s3ForcePathStyle=true,s3Url={env['BED_S3_URL']}"
         location = (
             "--provider=aws",

@@ -14,7 +14,7 @@ from core.kube.resources import PODS
 from tests.cluster.bed import Bed
 from tests.cluster.breakage import HELD_TOLERATION
 from tests.cluster.gate import Gate
-from tests.cluster.scenes import RESOURCES, RESTORE_UID, build_pod_transfer
+from tests.cluster.scenes import RESOURCES, RESTORE_UID, build_pod_transfer, is_released
 from tests.support.objects import build_object
 from tests.testbed import demonstration
 from tests.testbed.api import Json
@@ -167,7 +167,7 @@ def expect_nothing_left(bed: Bed, *items: Json) -> None:
     """Wait for the cleanup of the transfers, and check that their pods are deleted."""
     for item in items:
         name = item["metadata"]["name"]
-        wait_until(bed, item, when=lambda transfer: not transfer["metadata"].get("finalizers"))
+        wait_until(bed, item, when=is_released)
         assert bed.user.names(["pods"], "-n", NAMESPACE, f"--field-selector=metadata.name={name}") == []
 
 
