@@ -9,6 +9,7 @@ a change that was made once the packets were dropped (null: never); `keepalive` 
 import asyncio
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,8 +24,8 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import CONFIG_MAPS
 from core.kube.transport import KEEPALIVE_OPTIONS, Retry, Transport
 from core.kube.watch import ChangeKind, watch_objects
+from datamover.pod.api_transport import PodTransport, pod_transport
 from nodeagent.runtime.transport import load_transport
-from tests.integration.test_pod_transport import transport_of
 from tests.support.apiserver import ApiServer, run_apiserver
 from tests.support.sockets import connections_to
 
@@ -55,10 +56,19 @@ class _Watcher:
                         return
 
 
+def _transport_of(server: ApiServer, folder: Path) -> PodTransport:
+    """Reach the server as from a pod, with the files that the kubelet mounts."""
+    shutil.copy(server.ca, folder / "ca.crt")
+    (folder / "token").write_text(server.token)
+    address = urlsplit(server.url)
+    environment = {"KUBERNETES_SERVICE_HOST": str(address.hostname), "KUBERNETES_SERVICE_PORT": str(address.port)}
+    return pod_transport(environment, SystemClock(), folder)
+
+
 async def _measure(server: ApiServer, folder: Path) -> Mapping[str, object]:
     namespace, port = server.create_namespace(), int(urlsplit(server.url).port or 0)
     agent, _ = await load_transport(str(server.kubeconfig))
-    transports: dict[str, Transport] = {"agent": agent, "mover": transport_of(server, server.token, folder)}
+    transports: dict[str, Transport] = {"agent": agent, "mover": _transport_of(server, folder)}
     watchers = {name: _Watcher(transport, namespace) for name, transport in transports.items()}
     tasks = [asyncio.create_task(watcher.run(), name=name) for name, watcher in watchers.items()]
     for watcher in watchers.values():

@@ -16,11 +16,10 @@ from core.kube.resources import (
     STORAGE_CLASSES,
     VOLUME_SNAPSHOT_CLASSES,
     VOLUME_SNAPSHOTS,
-    Resource,
 )
 from tests.integration.person import Done, Person
 from tests.support.apiserver import ApiServer
-from tests.support.terminal import open_terminal, run_interrupted
+from tests.support.terminal import run_interrupted
 from tests.testbed.api import Json
 
 pytestmark = pytest.mark.integration
@@ -91,50 +90,6 @@ def test_what_the_api_server_rejects_is_found_before_anything_is_created(cluster
     code, out, err = cluster.backup("create", "night", *_BOTH, "--labels", "team=a b")
     assert (code, out, cluster.made()) == (1, "", [])
     assert f"error: PVC {cluster.namespace}/data cannot be backed up, nothing was created: create (dry run) Data" in err
-
-
-@pytest.mark.parametrize(
-    ("missing", "verb", "named"),
-    [
-        pytest.param(PERSISTENT_VOLUME_CLAIMS, "get", 'cannot get resource "persistentvolumeclaims"', id="claims"),
-        pytest.param(VOLUME_SNAPSHOTS, "create", 'cannot create resource "volumesnapshots"', id="snapshots"),
-        pytest.param(POD_VOLUME_BACKUPS, "create", 'cannot create resource "podvolumebackups"', id="transfers"),
-        pytest.param(PODS, "list", 'cannot list resource "pods"', id="pods"),
-        pytest.param(STORAGE_CLASSES, "list", 'cannot list resource "storageclasses"', id="classes"),
-    ],
-)
-def test_a_missing_permission_is_one_line_and_nothing_is_created(
-    cluster: Backups, missing: Resource, verb: str, named: str
-) -> None:
-    cluster.grant([one for one in BACKUP_PERMISSIONS if one.resource is not missing or verb not in one.verbs])
-    claims = ("--pvc", "data") if missing is STORAGE_CLASSES else _BOTH
-    code, out, err = cluster.backup("create", "night", *claims)
-    assert (code, out, cluster.made()) == (1, "", [])
-    error = err.splitlines()[-1]
-    assert error.startswith("error: ")
-    assert named in error
-
-
-@pytest.mark.processes
-def test_a_terminal_shows_what_each_volume_does(cluster: Backups) -> None:
-    cluster.grant(BACKUP_PERMISSIONS)
-    words = ["backup", "create", "night", *_BOTH, "-n", cluster.namespace, "--wait", *cluster.words]
-    with open_terminal(words) as terminal:
-        terminal.read_until("/files +New")
-        _, upload, pod_backup = (one["metadata"]["name"] for one in cluster.made())
-        cluster.set_status(DATA_UPLOADS, upload, phase="InProgress", progress={"totalBytes": 2**30, "bytesDone": 2**29})
-        terminal.read_until(r"/data +InProgress +512\.0 MiB / 1\.0 GiB 50%")
-        cluster.set_status(DATA_UPLOADS, upload, phase="Completed", progress={"totalBytes": 2**30, "bytesDone": 2**30})
-        terminal.read_until("/data +Completed")
-        cluster.set_status(POD_VOLUME_BACKUPS, pod_backup, phase="Failed", message="disk full\x1b[2J")
-        assert terminal.finish()[0] == 1, terminal.text
-    ending = terminal.text.splitlines()[-3:]
-    assert ending == [
-        "backup night is PartiallyFailed: 1/2 volumes, 1.0 GiB",
-        "note: the backup has the data of volumes only: no manifests, and no hooks run",
-        f"error: backup night is PartiallyFailed: PVC {cluster.namespace}/files is Failed: disk full\\x1b[2J",
-    ]
-    assert "\x1b[2J" not in terminal.raw
 
 
 @pytest.mark.processes

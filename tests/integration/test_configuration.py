@@ -1,29 +1,20 @@
-"""Configuration and priority classes against a real API server: its watches, admission and messages."""
+"""Configuration and priority classes against a real API server: its admission and messages."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
-from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
 from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, PODS, PRIORITY_CLASSES
-from core.kube.transport import Request, Response, Retry, Transport
 from core.models.names import CONFIG_ANNOTATION
 from exposer.ownership import create_pod
 from nodeagent.config.check import CheckRequest, check_config
-from nodeagent.config.current import ConfigWatch, CurrentConfig, PriorityClass
-from nodeagent.config.parse import parse_config, read_config
-from nodeagent.metrics import Metrics
+from nodeagent.config.parse import parse_config
 from nodeagent.runtime.connection import ClusterAccess
-from nodeagent.runtime.own_pod import AgentReport
-from tests.nodeagent.support.board import FakeBoard
 from tests.support.apiserver import ApiServer
 from tests.support.objects import JsonDict, build_object
 
@@ -31,107 +22,6 @@ pytestmark = pytest.mark.integration
 
 _CLASSES = Path(__file__).parents[2] / "deploy" / "priority" / "priority-classes.yaml"
 _NAME = "node-agent-config"
-_TIMEOUT_SECONDS = 300.0
-"""For a busy machine; that five seconds suffice is tested where time is virtual."""
-
-
-@dataclass
-class Scene:
-    """An agent's configuration, followed on the real server."""
-
-    client: KubeClient
-    namespace: str
-    current: CurrentConfig
-    priority: PriorityClass
-    board: FakeBoard
-
-    async def edit(self, text: str) -> None:
-        await self.client.patch(CONFIG_MAPS, self.namespace, _NAME, {"data": {"any.json": text}})
-
-
-@dataclass
-class CountedStreams(Transport):
-    """A transport that knows how many watches are open."""
-
-    inner: Transport
-    open: int = 0
-
-    async def request(self, request: Request) -> Response:
-        return await self.inner.request(request)
-
-    @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[bytes]]:
-        async with self.inner.stream(request) as lines:
-            self.open += 1
-            try:
-                yield lines
-            finally:
-                self.open -= 1
-
-    async def close(self) -> None:
-        await self.inner.close()
-
-
-async def _until(holds: Callable[[], bool], what: str) -> None:
-    """Wait until that holds."""
-    try:
-        async with asyncio.timeout(_TIMEOUT_SECONDS):
-            while not holds():
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        pytest.fail(f"not within {_TIMEOUT_SECONDS} s: {what}")
-
-
-@asynccontextmanager
-async def _followed(client: KubeClient, namespace: str, text: str) -> AsyncIterator[Scene]:
-    await client.create(CONFIG_MAPS, build_object(CONFIG_MAPS, _NAME, namespace, data={"any.json": text}))
-    clock, board = SystemClock(), FakeBoard()
-    streams = CountedStreams(client.transport)
-    client = KubeClient(streams, Retry(clock))
-    current = CurrentConfig(await read_config(client, namespace, _NAME))
-    report = AgentReport(board, Metrics("node-1"))
-    watch = ConfigWatch(client, clock, place=(namespace, _NAME), current=current, report=report)
-    priority = PriorityClass(client, clock, current=current, report=report)
-    await priority.refresh()
-    runs: list[Coroutine[None, None, None]] = [watch.run(), priority.run()]
-    tasks = [asyncio.create_task(run) for run in runs]
-    try:
-        yield Scene(client, namespace, current, priority, board)
-        # A connection that is closed in its first moment is left to the garbage collector.
-        await _until(lambda: streams.open == 1 + bool(current.config.priority_class_name), "the watches are open")
-        assert not any(task.done() for task in tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def test_an_edit_is_active_within_seconds_and_an_invalid_one_is_rejected(
-    client: KubeClient, namespace: str
-) -> None:
-    async with _followed(client, namespace, "{}") as scene:
-        await scene.edit('{"loadConcurrency": {"globalConfig": 7}}')
-        await _until(lambda: scene.current.config.load_concurrency.global_config == 7, "the edit is active")
-
-        await scene.edit('{"loadConcurrency": {"globalConfig": "x"}}')
-        await _until(lambda: not scene.current.valid, "the invalid edit is rejected")
-        await client.delete(CONFIG_MAPS, namespace, _NAME)
-        await _until(lambda: "does not exist" in "".join(scene.current.rejected), "the deletion is reported")
-
-        assert scene.current.config.load_concurrency.global_config == 7
-        assert scene.board.reasons == ["ConfigActivated", "ConfigRejected", "ConfigRejected"]
-
-
-async def test_the_class_is_followed_as_it_comes_and_goes(client: KubeClient, namespace: str) -> None:
-    name = f"class-{namespace}"
-    async with _followed(client, namespace, json.dumps({"priorityClassName": name})) as scene:
-        await _until(lambda: scene.board.reasons == ["PriorityClassMissing"], "the missing class is reported")
-        await client.create(PRIORITY_CLASSES, _class(name))
-        await _until(lambda: scene.priority.name == name, "the class is used")
-        await client.delete(PRIORITY_CLASSES, "", name)
-        await _until(lambda: scene.priority.name is None, "the class is no longer used")
-        await scene.edit('{"priorityClassName": "system-node-critical"}')
-        await _until(lambda: scene.priority.name == "system-node-critical", "a system class is a class like others")
 
 
 async def test_admission_fills_in_the_priority_of_the_shipped_classes(client: KubeClient, namespace: str) -> None:
@@ -203,7 +93,7 @@ async def test_the_names_in_a_file_are_checked_where_there_is_a_way_to_a_cluster
 
 async def _wait_admitted(client: KubeClient, namespace: str, priority_class: str) -> None:
     """Wait until the server's own cache of classes has it."""
-    async with asyncio.timeout(_TIMEOUT_SECONDS):
+    async with asyncio.timeout(300):
         while True:
             try:
                 await client.create(PODS, _pod(namespace, f"try-{priority_class}", priority_class))

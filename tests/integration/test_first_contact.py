@@ -115,14 +115,6 @@ def test_the_examples_are_accepted(installed: ApiServer) -> None:
     installed.kubectl("apply", "-f", str(_ROOT / "examples"), "--dry-run=server", "--validate=strict")
 
 
-async def test_an_account_without_roles_names_its_missing_permissions(
-    installed: ApiServer, namespace: str, tmp_path: Path
-) -> None:
-    async with _acting_as(installed, namespace, "default", tmp_path) as client:
-        with pytest.raises(ConfigError, match=r"permissions missing: get,list,watch,patch datauploads"):
-            await check_cluster(client, namespace, _PERMISSIONS)
-
-
 def _serve(kubeconfig: Path, *flags: str) -> list[str]:
     """Return the lines that an agent writes which does not start."""
     argv = [sys.executable, "-m", "nodeagent", "serve", "--node-name=node-a", f"--kubeconfig={kubeconfig}", *flags]
@@ -175,49 +167,22 @@ def test_serve_ends_with_one_line_where_its_role_does_not_name_the_configuration
     assert line.startswith("error: permissions missing: get,list,watch configmaps (only other) in its namespace: ")
 
 
-_EXITS = {
-    "wrong type": (
-        {"a": '{"loadConcurrency": {"globalConfig": "3"}}'},
-        "loadConcurrency.globalConfig: expected a whole",
-    ),
-    "operator": (
-        {"a": '{"loadAffinity": [{"nodeSelector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}}]}'},
-        "loadAffinity[0].nodeSelector.matchExpressions[0].operator: expected",
-    ),
-    "no JSON": ({"a": "{"}, "the configuration is not JSON"),
-    "no data": ({}, "must have exactly one key"),
-    "two keys": ({"a": "{}", "b": "{}"}, "must have exactly one key"),
-}
-
-_WARNS = {
-    "resources": '{"podResources": {"memoryLimit": "500MB"}}',
-    "number": '{"loadConcurrency": {"globalConfig": 0}}',
-    "cache": '{"cachePVC": {"residentThresholdInMB": 5}}',
-    "unknown key": '{"loadConcurrencie": {}}',
-}
-
-
 def _put_config(server: ApiServer, data: dict[str, str]) -> None:
     server.kubectl("-n", "velero", "delete", "configmap", "start-config", "--ignore-not-found")
     literals = [f"--from-literal={key}={value}" for key, value in data.items()]
     server.kubectl("-n", "velero", "create", "configmap", "start-config", *literals)
 
 
-@pytest.mark.sample("wrong type")
-@pytest.mark.parametrize("case", _EXITS)
-def test_serve_ends_with_one_line_where_veleros_agent_would(installed: ApiServer, case: str) -> None:
-    data, expected = _EXITS[case]
-    _put_config(installed, data)
+def test_serve_ends_with_one_line_where_veleros_agent_would(installed: ApiServer) -> None:
+    _put_config(installed, {"a": '{"loadConcurrency": {"globalConfig": "3"}}'})
     line = _serve_in_vain(installed.kubeconfig, "--namespace=velero", "--node-agent-configmap=start-config")
     assert line.startswith("error: ConfigMap velero/start-config: ")
-    assert expected in line
+    assert "loadConcurrency.globalConfig: expected a whole" in line
 
 
-@pytest.mark.sample("unknown key")
-@pytest.mark.parametrize("case", _WARNS)
-def test_serve_only_warns_where_veleros_agent_would(installed: ApiServer, case: str) -> None:
+def test_serve_only_warns_where_veleros_agent_would(installed: ApiServer) -> None:
     """It then ends for want of the other ConfigMap, which is read next."""
-    _put_config(installed, {"a": _WARNS[case]})
+    _put_config(installed, {"a": '{"loadConcurrencie": {}}'})
     names = ("--node-agent-configmap=start-config", "--backup-repository-configmap=absent")
     *warnings, error = _serve(installed.kubeconfig, "--namespace=velero", *names)
     assert error.startswith("error: ConfigMap velero/absent does not exist")
@@ -230,10 +195,10 @@ def test_serve_ends_where_the_repository_configuration_has_no_data(installed: Ap
     assert line.startswith("error: ConfigMap velero/start-config has no data")
 
 
-async def _has_permissions(client: KubeClient, permissions: tuple[Permission, ...], seconds: float = 30.0) -> None:
+async def _has_permissions(client: KubeClient, permissions: tuple[Permission, ...]) -> None:
     """Return once the API server's authorizer has observed the role."""
     required = [replace(permission, without="") for permission in permissions]
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(30):
         while True:
             try:
                 await check_permissions(client, "velero", required)

@@ -9,10 +9,8 @@ from client.permissions import RESTORE_PERMISSIONS
 from core.kube.resources import (
     DATA_DOWNLOADS,
     DATA_UPLOADS,
-    NAMESPACES,
     PERSISTENT_VOLUME_CLAIMS,
     STORAGE_CLASSES,
-    Resource,
 )
 from core.models.backups import SavedClaim
 from tests.integration.person import Done, Person
@@ -99,27 +97,3 @@ def test_a_claim_that_exists_is_named_and_stays_as_it_is(cluster: _Cluster) -> N
     assert err.splitlines()[-1].startswith(
         f"error: PVC {cluster.namespace}/data exists already, and restores go to new"
     )
-
-
-@pytest.mark.parametrize(
-    ("missing", "verb", "named"),
-    [
-        pytest.param(DATA_UPLOADS, "list", 'cannot list resource "datauploads"', id="backups"),
-        pytest.param(PERSISTENT_VOLUME_CLAIMS, "create", 'cannot get resource "persistentvolumeclaims"', id="claims"),
-        pytest.param(DATA_DOWNLOADS, "create", 'cannot get resource "datadownloads"', id="transfers"),
-        pytest.param(NAMESPACES, "create", 'cannot create resource "persistentvolumeclaims"', id="namespaces"),
-    ],
-)
-def test_a_missing_permission_is_one_line_and_nothing_is_created(
-    cluster: _Cluster, missing: Resource, verb: str, named: str
-) -> None:
-    cluster.grant([one for one in RESTORE_PERMISSIONS if one.resource is not missing or verb not in one.verbs])
-    words = ("--namespace-mappings", f"{cluster.namespace}:{cluster.namespace}-none") if missing is NAMESPACES else ()
-    code, out, err = cluster.restore(*_CREATE, *words)
-    assert (code, out, cluster.made()) == (1, "", [])
-    error = err.splitlines()[-1]
-    assert error.startswith("error: ")
-    if missing is NAMESPACES:
-        assert "not found" in error
-    else:
-        assert named in error

@@ -1,16 +1,12 @@
 """`nodeagent status`, `describe` and `support-bundle` before a real API server, with the documented permissions."""
 
-import json
 import re
 import tarfile
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from client.permissions import DESCRIBE_PERMISSIONS, STATUS_PERMISSIONS, SUPPORT_BUNDLE_PERMISSIONS
-from client.status.describe import TransferDetails
-from client.status.view import StatusView
 from core.kube.resources import DATA_UPLOADS, LEASES, PODS
 from tests.client.support.status_scene import transfer
 from tests.integration.person import Done, Person
@@ -52,20 +48,6 @@ class _Cluster(Person):
 @pytest.fixture
 def cluster(apiserver: ApiServer, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> _Cluster:
     return _Cluster(apiserver, namespace, tmp_path, capsys)
-
-
-def test_documents_have_the_form_that_is_documented(cluster: _Cluster) -> None:
-    cluster.grant(_ALL)
-    code, out, _ = cluster.ask("status", "-o", "json")
-    found = json.loads(out)
-    assert code == 0
-    assert json.loads(msgspec.convert(found, StatusView).to_json()) == found
-    assert (found["leader"]["node"], [row["name"] for row in found["transfers"]]) == ("node-a", ["du-1"])
-    code, out, err = cluster.ask("describe", "du/du-1", "-o", "json")
-    assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert json.loads(msgspec.convert(found, TransferDetails).to_json()) == found
-    assert found["reason"] == "Unschedulable"
 
 
 def test_without_any_permission_everything_is_unknown_and_named(cluster: _Cluster) -> None:
@@ -123,33 +105,3 @@ def test_pages_in_a_terminal_are_those_of_the_golden_files(cluster: _Cluster) ->
         assert code == 0
         assert "\x1b[1m" in terminal.raw, "headings are bold"
         assert_golden_text(name, text)
-
-
-@pytest.mark.processes
-def test_without_colors_a_terminal_gets_none(cluster: _Cluster) -> None:
-    cluster.grant(_ALL)
-    with open_terminal(cluster.words("status"), environment={"NO_COLOR": "1"}) as terminal:
-        code, _ = terminal.finish()
-    assert code == 0
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", terminal.raw)
-
-
-@pytest.mark.processes
-def test_waiting_until_idle_ends_when_the_last_transfer_does(cluster: _Cluster) -> None:
-    cluster.grant(_ALL)
-    with open_terminal(cluster.words("status", "-w", "--wait-idle", "--timeout", "2m")) as terminal:
-        terminal.read_until("du/du-1")
-        cluster.set_status(DATA_UPLOADS, "du-1", phase="Completed")
-        code, text = terminal.finish()
-    assert (code, "1 Completed" in text) == (0, True)
-
-
-@pytest.mark.processes
-def test_a_command_that_is_interrupted_ends_and_can_be_repeated(cluster: _Cluster) -> None:
-    cluster.grant(_ALL)
-    for _ in range(2):
-        with open_terminal(cluster.words("status", "--wait-idle")) as terminal:
-            terminal.read_until("transfers: 1 Accepted")
-            terminal.interrupt()
-            code, text = terminal.finish()
-        assert (code, "Traceback" in text) == (130, False)

@@ -1,6 +1,5 @@
 """Commands for users against a real API server, with the permissions that docs/permissions.md lists and no others."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from client.permissions import REPO_PERMISSIONS
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, DAEMON_SETS, JOBS, LEASES, PODS
 from tests.integration.person import Done, Person
 from tests.support.apiserver import ApiServer
-from tests.support.status_page import forwarded_address, serve_status_page
 from tests.support.terminal import run_interrupted
 from tests.testbed.api import Json
 
@@ -56,34 +54,6 @@ class _Cluster(Person):
 @pytest.fixture
 def cluster(apiserver: ApiServer, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> _Cluster:
     return _Cluster(apiserver, namespace, tmp_path, capsys)
-
-
-def test_the_leader_is_asked_through_the_api_server(cluster: _Cluster) -> None:
-    try:
-        address = forwarded_address()
-    except OSError:
-        pytest.skip("this machine has no address but loopback")
-    said = {"hold": "window", "due": "2026-11-21T11:00:00Z", "overdue": True}
-    page = {"dispatcher": {"holder": "", "leading": True}, "maintenance": {_NAME: said}}
-    with serve_status_page(address, json.dumps(page).encode()) as port:
-        cluster.put_agent(address, port)
-        code, out, err = cluster.repo("get", "-o", "json")
-        described = cluster.repo("describe", _NAME)
-    assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert found["notes"] == []
-    following = found["repositories"][0]["next"]
-    assert (following["hold"], following["overdue"], following["fromLeader"]) == ("window", True, True)
-    assert described[0] == 0
-    assert described[2] == ""
-
-
-def test_without_an_agent_it_is_computed(cluster: _Cluster) -> None:
-    code, out, err = cluster.repo("describe", _NAME)
-    assert code == 0
-    assert "Next maintenance:" in out
-    assert "note: the leader did not answer" in err
-    assert "node-agent-dispatcher does not exist" in err
 
 
 def test_the_job_of_a_report_is_accepted_and_deleted(cluster: _Cluster) -> None:
