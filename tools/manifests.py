@@ -78,8 +78,9 @@ Data movers run as root, because they read and write files of any owner, and the
 The other Pod Security Standards allow neither."""
 
 
-def generate(options: InstallOptions = DEFAULTS) -> dict[str, str]:
+def generate() -> dict[str, str]:
     """Return the text of each generated file by its path in `deploy/`."""
+    options = DEFAULTS
     agent, mover = build_service_accounts(options)
     own = agent_permissions(options.config_map)
     texts = {

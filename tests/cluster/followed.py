@@ -133,9 +133,9 @@ class Followed:
         """Return once it has a phase."""
         self.wait(f"phase {phase}", lambda each: each.phase == phase, seconds=seconds)
 
-    def wait_interrupted(self, *, times: int = 1, seconds: float = LIMIT_SECONDS) -> None:
-        """Return once it was interrupted so often."""
-        self.wait("interruption", lambda each: each.number > times, seconds=seconds)
+    def wait_interrupted(self, *, seconds: float = LIMIT_SECONDS) -> None:
+        """Return once it was interrupted."""
+        self.wait("interruption", lambda each: each.number > 1, seconds=seconds)
 
     def pod(self) -> Json:
         """Its mover pod."""

@@ -71,9 +71,9 @@ class Installation:
                     ]
         return [*found, *self._build_own(spec)]
 
-    def switch(self, image: str = AGENT_IMAGE) -> None:
-        """Change the image, and nothing else; return when it runs on each node."""
-        self._kubectl("set", "image", f"daemonset/{_NAME}", f"{_NAME}={image}")
+    def switch(self) -> None:
+        """Change the image to this project's, and nothing else; return when it runs on each node."""
+        self._kubectl("set", "image", f"daemonset/{_NAME}", f"{_NAME}={AGENT_IMAGE}")
         self.wait_rollout()
 
     def undo(self) -> None:

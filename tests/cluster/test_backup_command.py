@@ -92,21 +92,3 @@ def test_the_snapshots_say_what_they_are_of(scene: _Scene) -> None:
     assert tags["tag:nodeagent.io/cluster"] == cluster["metadata"]["uid"]
     assert tags["tag:nodeagent.io/backup"] == scene.name
     assert json.loads(tags["tag:nodeagent.io/claim"]) == volume["saved"]
-
-
-@pytest.mark.thorough
-def test_an_interrupted_wait_leaves_the_backup_and_cancel_ends_it(scene: _Scene) -> None:
-    scene.gate.shut()
-    with open_terminal(scene.create("--wait"), environment=scene.bed.env) as terminal:
-        terminal.read_until(rf"{scene.space}/data +InProgress")
-        terminal.interrupt()
-        assert terminal.finish()[0] == 130, terminal.text
-    assert f"nodeagent backup cancel {scene.name} ends it\n" in terminal.text
-    described = scene.bed.document("backup", "describe", scene.name)
-    assert (described["phase"], described["volumes"][0]["phase"]) == ("InProgress", "InProgress")
-    assert f"{scene.space}/data" in scene.bed.command("backup", "cancel", scene.name).stdout
-    again = scene.bed.command(*scene.create("--wait"))
-    assert again.returncode == 1
-    assert again.stdout.startswith(f"backup {scene.name} is Canceled: 0/1 volumes")
-    assert f"error: backup {scene.name} is Canceled: PVC {scene.space}/data is Canceled: " in again.stderr
-    assert "nothing to cancel" in scene.bed.command("backup", "cancel", scene.name).stderr

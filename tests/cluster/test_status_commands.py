@@ -1,8 +1,7 @@
-"""`nodeagent status`, `describe` and `support-bundle` beside a real agent, its leader's page and a failed transfer."""
+"""`nodeagent status` and `support-bundle` beside a real agent, its leader's page and a failed transfer."""
 
 import base64
 import json
-import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ from core.version import VERSION
 from tests.cluster.bed import Bed
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.nodeagent.support.transfers import data_upload
-from tests.support.terminal import open_terminal
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.processes import wait_for
 
@@ -54,29 +52,6 @@ def test_status_asks_the_leader_and_names_what_is_blocked(agent: Bed, pending: s
     blocked = [one["message"] for one in found["findings"] if one["rule"] == "transfers-blocked"]
     assert any("LocationMissing" in message for message in blocked)
     assert found["health"] != "healthy"
-
-
-def test_pages_in_a_terminal(agent: Bed, pending: str) -> None:
-    with open_terminal(["status", "-w", "-o", "wide", "--namespace", NAMESPACE], lines=400) as terminal:
-        page = terminal.read_until(f"du/{pending}")
-        terminal.interrupt()
-        assert terminal.finish()[0] == 130
-    with open_terminal(["describe", f"du/{pending}", "-o", "wide", "--namespace", NAMESPACE]) as terminal:
-        code, text = terminal.finish()
-    assert re.search(r"(?m)^(DEGRADED|UNHEALTHY): \d+ of \d+ agents ready; transfers: ", page)
-    assert re.search(r"(?m)^Leader: +\S+ \(\S+\) *$", page), page
-    assert code == 0
-    assert re.search(rf"(?m)^Name: +DataUpload {NAMESPACE}/{pending} *$", text)
-    assert re.search(r"(?m)^Pending for: +LocationMissing *$", text)
-    assert re.search(rf"Event LocationMissing +BackupStorageLocation {NAMESPACE}/{pending}-none does not exist", text)
-    assert "see docs/troubleshooting.md#location-missing" in text
-
-
-def test_a_wrong_name_is_guessed(agent: Bed, pending: str) -> None:
-    done = agent.command("describe", f"du/{pending}x")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"DataUpload {NAMESPACE}/{pending}x does not exist (did you mean " in done.stderr
-    assert agent.api.get(DATA_UPLOADS, NAMESPACE, f"{pending}x") is None
 
 
 def test_a_bundle_has_logs_and_pages_of_agents_and_no_secret(agent: Bed, pending: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.cluster.handkopia import open_kopia
 from tests.support.objects import build_object
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import build_namespace
-from tests.testbed.processes import LIMIT_SECONDS, wait_for
+from tests.testbed.processes import wait_for
 
 _CONFIG_MAP = "repo-maintenance"
 
@@ -106,20 +106,18 @@ class Upkeep:
         assert len(pods) <= 1, pods
         return pods[0] if pods else None
 
-    def wait(self, what: str, condition: Callable[[], object], *, seconds: float = LIMIT_SECONDS) -> None:
+    def wait(self, what: str, condition: Callable[[], object]) -> None:
         """Return once the condition is true."""
 
         def show() -> str:
             shown = (self.own.kubectl("get", "jobs,pods"), self.own.kubectl("get", "events"), *self.own.ready_log())
             return "\n".join([f"{what}: {self.status}", *shown])
 
-        wait_for(show, condition, seconds=seconds, pause_seconds=0.5)
+        wait_for(show, condition, pause_seconds=0.5)
 
-    def wait_for_entry(self, result: str, *, seconds: float = LIMIT_SECONDS) -> Json:
+    def wait_for_entry(self, result: str) -> Json:
         """Return the newest entry of the history, once it has this result."""
-        self.wait(
-            f"{result} maintenance", lambda: [one["result"] for one in self.history][-1:] == [result], seconds=seconds
-        )
+        self.wait(f"{result} maintenance", lambda: [one["result"] for one in self.history][-1:] == [result])
         return self.history[-1]
 
     def wait_for_run(self) -> Json:

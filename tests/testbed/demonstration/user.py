@@ -37,13 +37,13 @@ class User:
         """Wait until a condition holds, such as `jsonpath={.status.phase}=Bound` or `delete`."""
         self.kubectl("wait", target, f"--for={condition}", "-n", namespace, f"--timeout={seconds}s")
 
-    def run_pod(self, pod: Json, *, seconds: int = LIMIT_SECONDS) -> None:
+    def run_pod(self, pod: Json) -> None:
         """Apply a pod, wait until it has succeeded, delete it."""
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
         self.apply(pod)
         ended = "jsonpath={.status.containerStatuses[0].state.terminated}"
         try:
-            self.wait(f"pod/{name}", ended, namespace=namespace, seconds=seconds)
+            self.wait(f"pod/{name}", ended, namespace=namespace)
         except BedError as error:
             raise BedError(f"{error}\n{self.kubectl('describe', 'pod', name, '-n', namespace)}") from error
         found = self.api.get(PODS, namespace, name) or {}
