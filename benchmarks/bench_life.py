@@ -97,7 +97,7 @@ class _Benchmark:
         site = Site(self.bed, space, s3, node=_NODE, devices=devices, size="2Gi", fill=fill, fill_device=_fill_device)
         site.prepare()
         place = site.open_place("bucket")
-        with open_kopia(self.bed, f"{space}-by-hand") as kopia:
+        with open_kopia(self.bed, f"{space}-by-hand", connect=False) as kopia:
             self._back_up(site, place, kopia, size)
         if size == "medium":
             self._run("DataUpload, block", site.upload(self._name(), location=place, block=True))

@@ -39,10 +39,6 @@ class HandKopia:
         """Create the repository, as Velero would."""
         self.run("repository", "create", *self.storage, *_IDENTITY)
 
-    def connect(self) -> None:
-        """Connect to the repository."""
-        self.run("repository", "connect", *self.storage, *_IDENTITY)
-
     def json(self, *arguments: str) -> Any:
         """Run kopia with `--json` and return what it printed."""
         return json.loads(self.run(*arguments, "--json"))
@@ -54,8 +50,13 @@ class HandKopia:
 
 
 @contextmanager
-def open_kopia(bed: Bed, volume_namespace: str, *, prefix: str = "", password: str = PASSWORD) -> Iterator[HandKopia]:
-    """A kopia that keeps its settings and its cache in a folder of its own, which is deleted with it."""
+def open_kopia(
+    bed: Bed, volume_namespace: str, *, prefix: str = "", password: str = PASSWORD, connect: bool = True
+) -> Iterator[HandKopia]:
+    """A kopia with its settings and its cache in a folder of its own, which is deleted with it.
+
+    It is connected to the repository, unless that has to be created.
+    """
     with tempfile.TemporaryDirectory(prefix="handkopia-") as folder:
         env = {
             "PATH": os.environ["PATH"],
@@ -74,4 +75,7 @@ def open_kopia(bed: Bed, volume_namespace: str, *, prefix: str = "", password: s
             "--disable-tls",
             f"--prefix={repository}",
         )
-        yield HandKopia(env, storage)
+        kopia = HandKopia(env, storage)
+        if connect:
+            kopia.run("repository", "connect", *storage, *_IDENTITY)
+        yield kopia

@@ -176,7 +176,6 @@ class Site:
         with tempfile.TemporaryDirectory(prefix="kept-", dir=self.bed.folder) as folder:
             copy = Path(folder) / "copy"
             with open_kopia(self.bed, self.space, prefix=place) as kopia:
-                kopia.connect()
                 kopia.run("restore", followed.last["status"]["snapshotID"], str(copy))
             if source.is_dir():
                 return _compare(source, copy)

@@ -210,7 +210,6 @@ def _find_leaks(bed: Bed, space: str, known: dict[str, str], folder: Path) -> li
     """
     found = []
     with open_kopia(bed, space) as kopia:
-        kopia.connect()
         for snapshot in kopia.snapshot_manifests():
             restored = folder / snapshot["id"]
             kopia.run("restore", snapshot["id"], str(restored))

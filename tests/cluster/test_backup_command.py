@@ -85,7 +85,6 @@ def test_the_snapshots_say_what_they_are_of(scene: _Scene) -> None:
     (volume,) = scene.bed.document("backup", "describe", scene.name)["volumes"]
     assert (volume["method"], volume["phase"], volume["attempt"]) == ("fs-backup", "Completed", 1)
     with open_kopia(scene.bed, scene.space, prefix=scene.space) as kopia:
-        kopia.connect()
         (listed,) = kopia.json("snapshot", "list", "--all")
     tags, cluster = listed["tags"], json.loads(scene.bed.user.kubectl("get", "namespace", "kube-system", "-o", "json"))
     assert listed["id"] == volume["snapshotId"]

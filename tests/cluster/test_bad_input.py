@@ -82,13 +82,12 @@ def _change_url(place: Place, _space: str) -> None:
 
 
 def _create_with_password(place: Place, space: str) -> None:
-    with open_kopia(place.bed, space, prefix=place.name, password="another-password") as kopia:
+    with open_kopia(place.bed, space, prefix=place.name, password="another-password", connect=False) as kopia:
         kopia.create()
 
 
 def _change_password(place: Place, space: str) -> None:
     with open_kopia(place.bed, space, prefix=place.name) as kopia:
-        kopia.connect()
         kopia.run("repository", "change-password", "--new-password=changed-password")
 
 

@@ -65,7 +65,6 @@ def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
         agent.user.kubectl("delete", "dataupload", deleted, "-n", NAMESPACE, "--timeout=600s")
         wait_released(agent, DATA_UPLOADS, [canceled])
         with open_kopia(agent, module_space, prefix=place.name) as kopia:
-            kopia.connect()
             manifests = kopia.snapshot_manifests()
         yield Ended(versions, interrupted, everything(agent, module_space) - before, manifests)
     agent.user.kubectl("delete", "dataupload", canceled, "-n", NAMESPACE, "--wait=false")

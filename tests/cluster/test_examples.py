@@ -109,7 +109,6 @@ def _uid(transfer: Json) -> str:
 def test_kopia_finds_the_snapshot_and_restores_it(agent: Bed, uploaded: Json, tmp_path: Path) -> None:
     snapshot_id = uploaded["status"]["snapshotID"]
     with open_kopia(agent, _APP) as kopia:
-        kopia.connect()
         (snapshot,) = [one for one in kopia.json("snapshot", "list", "--all") if one["source"]["path"] == _SOURCE]
         policy = kopia.json("policy", "show", f"default@default:{_SOURCE}")
         kopia.run("restore", snapshot_id, str(tmp_path / "restored"))

@@ -199,7 +199,6 @@ def test_members_of_a_group_are_backed_up_and_leave_nothing_that_can_be_deleted(
         wait_released(agent, DATA_UPLOADS, names.values())
     left = everything(agent, space) - before
     with open_kopia(agent, space, prefix=space) as kopia:
-        kopia.connect()
         for claim, transfer in ended.items():
             assert transfer["status"]["phase"] == "Completed", transfer["status"]
             assert "message" not in transfer["status"]

@@ -41,7 +41,6 @@ def test_a_repository_is_maintained_by_a_job_and_its_failure_is_named(upkeep: Up
     assert container["resources"]["limits"]["memory"] == "512Mi"
     own = upkeep.own
     with open_kopia(own.bed, own.space) as kopia:
-        kopia.connect()
         info = kopia.json("maintenance", "info")
         assert info["full"]["interval"] == 6 * 3600 * 10**9
         assert info["schedule"]["runs"]["cleanup-logs"][0]["success"]

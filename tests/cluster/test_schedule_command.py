@@ -48,7 +48,6 @@ class _Scene:
     @property
     def snapshots(self) -> set[str]:
         with open_kopia(self.bed, self.space, prefix=self.space) as kopia:
-            kopia.connect()
             return {one["id"] for one in kopia.json("snapshot", "list", "--all")}
 
     def requests(self) -> list[dict[str, Any]]:

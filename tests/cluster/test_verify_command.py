@@ -90,7 +90,6 @@ def test_a_backup_is_read_back_and_damage_of_the_bucket_is_found(scene: _Scene) 
     assert scene.recorded() == {"data": "passed"}
     scene.wait_metric("data", "1.0")
     with open_kopia(scene.bed, scene.space, prefix=scene.space) as kopia:
-        kopia.connect()
         packs = kopia.json("blob", "list", "--prefix=p")
         largest = max(packs, key=lambda one: one["length"])["id"]
         kopia.run("blob", "delete", largest, "--dangerous-commands=enabled")

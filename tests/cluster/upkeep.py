@@ -75,7 +75,6 @@ class Upkeep:
     def make_due(self) -> None:
         """Make quick maintenance due in kopia's schedule, and wake the repository: nothing has changed in it."""
         with open_kopia(self.own.bed, self.own.space) as kopia:
-            kopia.connect()
             kopia.run("maintenance", "set", "--pause-quick=0s")
         self.own.kubectl("annotate", "backuprepository", self.name, "nodeagent.io/maintenance-")
 

@@ -185,7 +185,6 @@ class Quartet:
         for kind, original in (("DataUpload", source), ("PodVolumeBackup", pod)):
             copy = folder / kind
             with open_kopia(self.bed, self.seed.space, prefix=self.place.name) as kopia:
-                kopia.connect()
                 kopia.run("restore", ended[kind]["status"]["snapshotID"], str(copy))
             found += _differences(original, copy)
         found += _differences(source, self._folder(f"back-{self.name}"))

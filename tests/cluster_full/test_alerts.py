@@ -128,7 +128,6 @@ def test_alerts_about_transfers_fire_and_end(monitored: Monitored, prometheus: P
 def test_alerts_about_repositories_fire(monitored: Monitored, prometheus: Prometheus) -> None:
     upkeep = monitored.upkeep
     with open_kopia(upkeep.own.bed, upkeep.own.space) as kopia:
-        kopia.connect()
         kopia.run("maintenance", "set", "--owner=another@host")
     upkeep.own.kubectl("annotate", "backuprepository", upkeep.name, "nodeagent.io/maintenance-")
     upkeep.wait_for_entry("Failed")

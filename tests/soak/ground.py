@@ -89,16 +89,15 @@ class Ground:
         """Restore the copies with kopia; returns those whose content is not as it was."""
         lost = []
         for kind, (snapshot, digest) in self.copies.items():
-            with open_kopia(self.bed, self.name, prefix=self.name) as kopia, TemporaryDirectory() as folder:
-                try:
-                    kopia.connect()
+            try:
+                with open_kopia(self.bed, self.name, prefix=self.name) as kopia, TemporaryDirectory() as folder:
                     kopia.run("restore", snapshot, folder)
                     device = self.by_block and kind == "DataUpload"
                     if digest_of(next(Path(folder).iterdir()) if device else Path(folder)) == digest:
                         continue
-                    error: object = "it has other content"
-                except (BedError, OSError) as e:
-                    error = e
+                error: object = "it has other content"
+            except (BedError, OSError) as e:
+                error = e
             lost.append(f"the last {kind} of {self.name}, snapshot {snapshot}: {error}")
         return lost
 

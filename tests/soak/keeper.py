@@ -218,7 +218,6 @@ class Keeper:
         """Make maintenance of a repository due in kopia's schedule, and wait for it."""
         ground, mode = self.chance.choice(self.grounds), self.chance.choice(("quick", "full"))
         with open_kopia(ground.bed, ground.name, prefix=ground.name) as kopia:
-            kopia.connect()
             kopia.run("maintenance", "set", f"--pause-{mode}=0s")
         name = f"{ground.name}-{ground.name}-kopia"
         before = _succeeded(ground.bed.api.get(BACKUP_REPOSITORIES, NAMESPACE, name) or {})
