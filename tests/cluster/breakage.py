@@ -17,7 +17,6 @@ from core.models.names import (
     POD_VOLUME_RESTORE_LABEL,
 )
 from tests.cluster.bed import Bed
-from tests.cluster.scenes import Volume
 from tests.support.objects import build_object
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
@@ -104,10 +103,3 @@ def tainted(bed: Bed, *nodes: str) -> Iterator[None]:
         yield
     finally:
         bed.user.kubectl("taint", "nodes", *nodes, f"{_TAINT}-")
-
-
-def build_target(volume: Volume, name: str, *, storage_class: str) -> Json:
-    """A target PVC of that class, for the volume that a DataDownload creates."""
-    claim = volume.target(name)
-    claim["spec"]["storageClassName"] = storage_class
-    return claim

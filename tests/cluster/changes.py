@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, EVENTS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
+from core.kube.resources import EVENTS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from tests.cluster.bed import Bed
 from tests.cluster.breakage import break_storage
-from tests.cluster.scenes import Volume, follow, open_place, wait_released
+from tests.cluster.scenes import Volume, open_place, wait_released
 from tests.testbed.api import Json
-from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
+from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.layout import Layout
 from tests.testbed.settings import BUCKET, node_address
 from tests.testbed.storage.changes import ChangesService, serving_changes
@@ -95,10 +95,7 @@ class Tracked:
         faults = [("changes", f"{self.space}/{full}", fault)] if fault else []
         with break_storage(self.bed, self.space, faults):
             self.bed.user.apply(body)
-            *_, last = follow(self.bed, DATA_UPLOADS, [full])
-        wait_released(self.bed, DATA_UPLOADS, [full])
-        assert last["status"]["phase"] == "Completed", last["status"]
-        return last
+            return wait_released(self.bed, body, "Completed")
 
     def _snapshot_content(self, name: str) -> Content:
         found = self.bed.api.get(VOLUME_SNAPSHOTS, self.space, name) or {}
@@ -112,13 +109,9 @@ class Tracked:
         """Restore a backup into a new device, and return its content."""
         name = upload["metadata"]["name"]
         target, size = f"{name}-back", str(upload["status"]["progress"]["totalBytes"])
-        claim = build_claim(self.space, target, size=size, restored_into=f"{self.space}.{target}.x7k2p")
-        claim["spec"]["volumeMode"] = "Block"
-        download = self.volume.download(target, snapshot_id=upload["status"]["snapshotID"], location=self.space)
-        self.bed.user.apply(claim, download)
-        *_, last = follow(self.bed, DATA_DOWNLOADS, [target])
+        claim = self.volume.target(target, size=size, block=True)
+        last = self.volume.restore(claim, snapshot_id=upload["status"]["snapshotID"], location=self.space)
         assert last["status"]["phase"] == "Completed", last["status"]
-        wait_released(self.bed, DATA_DOWNLOADS, [target])
         return Content.read(Volume(self.bed, self.space, target).path())
 
     def messages(self, upload: Json, reason: str) -> list[str]:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 
 from core.kube.resources import (
@@ -118,6 +119,10 @@ class Followed:
         self._watch = threading.Thread(target=self._follow, name=f"watch of {self.name}", daemon=True)
         self._watch.start()
 
+    def cancel(self) -> None:
+        """Have it canceled."""
+        self.bed.api.patch(self.resource, {"spec": {"cancel": True}}, name=self.name, namespace=NAMESPACE)
+
     def wait(self, what: str, until: Callable[["Followed"], bool], *, seconds: float = LIMIT_SECONDS) -> None:
         """Return once something is true of it."""
         deadline = time.monotonic() + seconds
@@ -157,27 +162,33 @@ class Followed:
         return [each for each in found if each["involvedObject"]["name"] == self.name]
 
     def _follow(self) -> None:
-        deadline = time.monotonic() + LIMIT_SECONDS
-        while not is_final(self.last) and time.monotonic() < deadline:
+        deadline, is_over, is_lost = time.monotonic() + LIMIT_SECONDS, False, False
+        while not is_over and time.monotonic() < deadline:
             try:
-                self._take(self.last["metadata"]["resourceVersion"])
-            except (ApiError, OSError, ValueError):
+                is_over, is_lost = self._take(fresh=is_lost), False
+            except (ApiError, OSError, ValueError, HTTPException):
                 # The API server does not answer for a while, or no longer has the versions since.
+                is_lost = True
                 time.sleep(_POLL_SECONDS)
-                fresh = self.bed.api.get(self.resource, NAMESPACE, self.name)
-                if fresh is None:
-                    return
-                self.versions.append(fresh)
 
-    def _take(self, since: str) -> None:
-        for event in self.bed.api.watch(self.resource, since, name=self.name):
+    def _take(self, *, fresh: bool) -> bool:
+        """Take versions as they come, `fresh`: first the one that there is; returns whether no others will come."""
+        if fresh:
+            found = self.bed.api.get(self.resource, NAMESPACE, self.name)
+            if found is None:
+                return True
+            self.versions.append(found)
+        if is_final(self.last):
+            return True
+        for event in self.bed.api.watch(self.resource, self.last["metadata"]["resourceVersion"], name=self.name):
             if event["type"] == "ERROR":
                 raise ApiError(int(event["object"].get("code", 0)), str(event["object"]))
             if event["type"] == "DELETED":
-                return
+                return True
             self.versions.append(event["object"])
             if is_final(event["object"]):
-                return
+                return True
+        return False
 
     def _story(self) -> str:
         return f"{self.phases}, attempts {self.attempts}, {self.last.get('status')}"

@@ -9,9 +9,9 @@ from core.kube.resources import PODS
 from core.models.backups import Shrinkage
 from core.models.names import SHRUNK_ANNOTATION, VERIFICATION_ANNOTATION
 from tests.cluster.gate import HELD_BYTES, Gate
-from tests.cluster.scenes import Volume
+from tests.cluster.scenes import Volume, wait_until
 from tests.cluster.upkeep import Upkeep
-from tests.cluster.workloads import Workload, wait_until
+from tests.cluster.workloads import Workload
 from tests.testbed.api import Json
 from tests.testbed.install import AGENT_LABEL, METRICS_PORT
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ from core.kube.resources import (
 from tests.cluster.bed import Bed
 from tests.cluster.gate import Gate, open_gate
 from tests.support.objects import build_object
-from tests.testbed.api import ApiError, Json
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import (
     NAMESPACE,
     build_claim,
@@ -46,7 +45,7 @@ RESOURCES: dict[str, Resource] = {resource.kind: resource for resource in TRANSF
 RESTORE_UID = "5c1d6f0e-0b8e-4a38-9d0b-6a1f0c6f3b77"
 """Of the Velero Restore that a test pretends there is."""
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.2
 _READY = "jsonpath={.status.readyToUse}=true"
 
 
@@ -162,9 +161,11 @@ class Volume:
         body["spec"]["backupStorageLocation"] = location
         return body
 
-    def target(self, name: str) -> Json:
+    def target(self, name: str, *, size: str = "64Mi", block: bool = False, storage_class: str = "bed") -> Json:
         """A target PVC, for the volume that a DataDownload creates."""
-        return build_claim(self.namespace, name, size="64Mi", restored_into=f"{self.namespace}.{name}.x7k2p")
+        claim = build_claim(self.namespace, name, size=size, restored_into=f"{self.namespace}.{name}.x7k2p")
+        claim["spec"] |= {"volumeMode": "Block" if block else "Filesystem", "storageClassName": storage_class}
+        return claim
 
     def download(self, name: str, *, snapshot_id: str, location: str) -> Json:
         """The DataDownload of a repository's snapshot into the claim of that name."""
@@ -173,6 +174,13 @@ class Volume:
         )
         body["spec"]["backupStorageLocation"] = location
         return body
+
+    def restore(self, target: Json, *, snapshot_id: str, location: str, **spec: object) -> Json:
+        """Restore a repository's snapshot into a target PVC; returns the DataDownload of its name, cleaned up."""
+        download = self.download(target["metadata"]["name"], snapshot_id=snapshot_id, location=location)
+        download["spec"] |= spec
+        self.bed.user.apply(target, download)
+        return wait_released(self.bed, download)
 
 
 def build_class(name: str, *, waits: bool, node: str = "") -> Json:
@@ -212,42 +220,29 @@ def need_two_nodes(bed: Bed) -> None:
         pytest.fail("this needs two nodes: python -m tests.testbed --nodes 2 run -- …", pytrace=False)
 
 
-def follow(
-    bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int = LIMIT_SECONDS, since: str = ""
-) -> Iterator[Json]:
-    """Yield every version of some transfers until all of them are final.
-
-    With `since`, a resource version, those after it; else their current versions come first.
-
-    Raises:
-        BedError: They did not become final in time; the message has their status.
-    """
-    yield from _versions(_watch_on(bed, resource, since, seconds=seconds), names, is_final)
-
-
-def _watch_on(bed: Bed, resource: Resource, since: str, *, seconds: int) -> Iterator[Json]:
-    """Watch until the time is over, also when a definition that changes ends the watch.
-
-    Afterwards the API server may have forgotten the version, and refuses watches until it has read all objects again.
-    """
-    deadline = time.monotonic() + seconds
-    while (left := round(deadline - time.monotonic())) > 0:
-        try:
-            for event in bed.api.watch(resource, since, seconds=left):
-                since = event["object"]["metadata"].get("resourceVersion", "")
-                if event["type"] == "ERROR":
-                    break
-                yield event
-        except ApiError as error:
-            if error.status != HTTPStatus.TOO_MANY_REQUESTS:
-                raise
-            time.sleep(_POLL_SECONDS)
+def wait_until(
+    bed: Bed,
+    item: Json,
+    *phases: str,
+    when: Callable[[Json], bool] = lambda _: True,
+    seconds: float = LIMIT_SECONDS,
+) -> Json:
+    """Wait until a transfer is in one of some phases, any final one if none is named, and `when` holds; returns it."""
+    name, deadline = item["metadata"]["name"], time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = bed.api.get(RESOURCES[item["kind"]], item["metadata"]["namespace"], name) or {}
+        phase, wanted = found.get("status", {}).get("phase"), phases or FINAL
+        if phase in wanted and when(found):
+            return found
+        if phase in FINAL and phase not in wanted:
+            break
+        time.sleep(_POLL_SECONDS)
+    raise BedError(f"{item['kind']} {name} did not reach {phases}: {found.get('status')}")
 
 
-def wait_released(bed: Bed, resource: Resource, names: Iterable[str]) -> None:
-    """Wait for the cleanup of some transfers."""
-    for _ in _versions(bed.api.watch(resource, "", seconds=LIMIT_SECONDS), names, is_released):
-        pass
+def wait_released(bed: Bed, item: Json, *phases: str, seconds: float = LIMIT_SECONDS) -> Json:
+    """Wait as `wait_until`, and for the cleanup of the transfer; returns it."""
+    return wait_until(bed, item, *phases, when=is_released, seconds=seconds)
 
 
 def watch_ends(pool: ThreadPoolExecutor, bed: Bed, resource: Resource, names: Iterable[str]) -> Future[dict[str, Json]]:
@@ -277,20 +272,3 @@ def is_final(transfer: Json) -> bool:
 def is_released(transfer: Json) -> bool:
     """Whether a transfer is in a final phase and cleaned up."""
     return is_final(transfer) and not transfer["metadata"].get("finalizers")
-
-
-def _versions(events: Iterable[Json], names: Iterable[str], done: Callable[[Json], bool]) -> Iterator[Json]:
-    latest: dict[str, Json] = {name: {} for name in names}
-    for event in events:
-        transfer = event["object"]
-        name = transfer["metadata"]["name"]
-        if name not in latest:
-            continue
-        if event["type"] == "DELETED":
-            raise BedError(f"{transfer['kind']} {name} was deleted")
-        yield transfer
-        latest[name] = transfer
-        if all(map(done, latest.values())):
-            return
-    left = {name: transfer.get("status") for name, transfer in latest.items() if not done(transfer)}
-    raise BedError(f"still not done when the watch ended: {left}")

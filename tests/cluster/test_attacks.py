@@ -18,9 +18,8 @@ from core.landlock import landlock_abi
 from tests.cluster.bed import Bed, new_namespace
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.installation import Installation, installed
-from tests.cluster.scenes import RESTORE_UID, build_pod_transfer
+from tests.cluster.scenes import RESTORE_UID, build_pod_transfer, wait_until
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
-from tests.cluster.workloads import wait_until
 from tests.support.attacks import Swap, attacker_command
 from tests.support.objects import build_object
 from tests.testbed.api import Json

@@ -11,11 +11,11 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
+from core.kube.resources import VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from tests.cluster.bed import Bed
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
-from tests.cluster.scenes import Place, Volume, follow, wait_released
+from tests.cluster.scenes import Place, Volume, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
@@ -155,18 +155,12 @@ def ended(agent: Bed, module_space: str, rows: set[str]) -> Iterator[Ended]:
     _prepare(volume, result)
     with _black_hole(), relies_on(agent, Shared.AGENTS):
         result.before = everything(agent, module_space)
-        agent.user.apply(*_build(volume, result.cases, ready=False))
+        transfers = {name: _build(volume, name, case) for name, case in result.cases.items()}
+        agent.user.apply(*(transfers[name] for name, case in result.cases.items() if not case.ready))
         _make_ready(agent, result)
-        agent.user.apply(*_build(volume, result.cases, ready=True))
-        for resource, download in ((DATA_DOWNLOADS, True), (DATA_UPLOADS, False)):
-            names = {
-                _called(module_space, name): name for name, case in result.cases.items() if case.download is download
-            }
-            if not names:
-                continue
-            for transfer in follow(agent, resource, names, seconds=_LIMIT_SECONDS + 30):
-                result.transfers[names[transfer["metadata"]["name"]]] = transfer
-            wait_released(agent, resource, names)
+        agent.user.apply(*(transfers[name] for name, case in result.cases.items() if case.ready))
+        seconds = _LIMIT_SECONDS + 30
+        result.transfers = {name: wait_released(agent, each, seconds=seconds) for name, each in transfers.items()}
         result.after = everything(agent, module_space)
     yield result
     _remove(agent, result)
@@ -214,14 +208,11 @@ def _is_of(content: Json, space: str) -> bool:
     return bool(content["spec"]["volumeSnapshotRef"]["namespace"] == space)
 
 
-def _build(volume: Volume, cases: Mapping[str, Case], *, ready: bool) -> Iterator[Json]:
-    for name, case in cases.items():
-        if case.ready is ready:
-            called = _called(volume.namespace, name)
-            if case.download:
-                yield volume.download(called, snapshot_id=_NO_SNAPSHOT, location=called)
-            else:
-                yield volume.upload(called, snapshot=case.snapshot or called, location=called)
+def _build(volume: Volume, name: str, case: Case) -> Json:
+    called = _called(volume.namespace, name)
+    if case.download:
+        return volume.download(called, snapshot_id=_NO_SNAPSHOT, location=called)
+    return volume.upload(called, snapshot=case.snapshot or called, location=called)
 
 
 @contextmanager

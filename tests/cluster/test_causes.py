@@ -18,7 +18,6 @@ from tests.cluster.bed import Bed
 from tests.cluster.breakage import (
     break_storage,
     build_mover,
-    build_target,
     build_waiting_pod,
     tainted,
 )
@@ -31,9 +30,9 @@ from tests.cluster.scenes import (
     Volume,
     build_class,
     build_pod_transfer,
-    follow,
     need_two_nodes,
     wait_released,
+    wait_until,
 )
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone, relies_on
 from tests.testbed.api import Json
@@ -148,10 +147,7 @@ def _prepare(volume: Volume, cases: dict[str, Case]) -> None:
     targets = {n: case for n, case in cases.items() if case.kind == "DataDownload" and not case.source}
     bed.user.apply(
         build_class(called(space, ELSEWHERE), waits=False, node=_TAINTED),
-        *(
-            build_target(volume, called(space, name), storage_class=case.storage_class)
-            for name, case in targets.items()
-        ),
+        *(volume.target(called(space, name), storage_class=case.storage_class) for name, case in targets.items()),
         build_waiting_pod(space, "pending"),
     )
 
@@ -233,11 +229,7 @@ def _end(bed: Bed, result: Reports) -> None:
         if not case.heals and not case.permanent:
             cancel = {"spec": {"cancel": True}}
             bed.api.patch(RESOURCES[case.kind], cancel, name=called(result.space, name), namespace=NAMESPACE)
-    for kind in {case.kind for case in result.cases.values()}:
-        resource, names = RESOURCES[kind], _names_of(kind, result)
-        for transfer in follow(bed, resource, names):
-            result.healed[names[transfer["metadata"]["name"]]] = transfer
-        wait_released(bed, resource, names)
+    result.healed = {name: wait_released(bed, transfer) for name, transfer in result.versions.items()}
 
 
 def _remove(bed: Bed, result: Reports) -> None:
@@ -326,14 +318,14 @@ def test_an_image_is_pulled_when_its_registry_is_back(agent: Bed, space: str) ->
     agent.user.apply(*place.build())
     with registry() as images:
         with break_storage(agent, space, [("provision", f"{NAMESPACE}/{name}", "never")]):
-            agent.user.apply(volume.upload(name, snapshot=name, location=place.name))
+            agent.user.apply(upload := volume.upload(name, snapshot=name, location=place.name))
             # The mover cannot start before it has its volume.
             agent.user.wait(f"pod/{name}", "create", namespace=NAMESPACE)
             agent.user.kubectl("set", "image", f"pod/{name}", f"*={images.image}", "-n", NAMESPACE)
         _wait_pulled(agent, name, times=3)
         failing = agent.api.get(DATA_UPLOADS, NAMESPACE, name) or {}
         images.open()
-        *_, last = follow(agent, DATA_UPLOADS, [name])
+        last = wait_until(agent, upload)
     assert re.search(f"image of Pod velero/{name} is not available .*connection refused", failing["status"]["message"])
     assert (last["status"]["phase"], last["status"].get("message")) == ("Completed", None)
     place.remove(space, f"dataupload/{name}")
@@ -359,9 +351,8 @@ def test_a_location_that_is_unavailable_delays_nothing(agent: Bed, space: str) -
     location["status"] = {"phase": "Unavailable", "message": "the bucket was deleted"} | validated
     agent.user.apply(secret, location)
     with relies_on(agent, Shared.AGENTS):
-        agent.user.apply(volume.upload(name, snapshot=name, location=place.name))
-        *_, last = follow(agent, DATA_UPLOADS, [name])
-    assert last["status"]["phase"] == "Completed"
+        agent.user.apply(upload := volume.upload(name, snapshot=name, location=place.name))
+        wait_until(agent, upload, "Completed")
     events = [event for event in agent.api.objects(EVENTS, NAMESPACE) if event["involvedObject"]["name"] == name]
     (event,) = [event for event in events if event["reason"] == "LocationUnavailable"]
     assert event["type"] == "Warning"

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from core.kube.resources import CONFIG_MAPS, EVENTS, POD_VOLUME_BACKUPS, PODS, PRIORITY_CLASSES
+from core.kube.resources import CONFIG_MAPS, EVENTS, PODS, PRIORITY_CLASSES
 from tests.cluster.bed import Bed
 from tests.cluster.configuration import ONE_SLOT, build_concurrency, configured
 from tests.cluster.gate import HELD_BYTES
-from tests.cluster.scenes import Place, open_gated_place, wait_released
-from tests.cluster.workloads import Workload, back_up, find_mover, wait_held, wait_until
+from tests.cluster.scenes import Place, open_gated_place, wait_released, wait_until
+from tests.cluster.workloads import Workload, back_up, find_mover, wait_held
 from tests.support.objects import build_object
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
@@ -66,7 +66,8 @@ def observed(agent: Bed, module_space: str) -> Iterator[Observed]:
             ended = [wait_until(agent, item, "Completed") for item in (first, second)]
             reasons = {event["reason"] for event in _events_of_agents(agent)}
         yield Observed(priority_class, pods, ended, reasons)
-        wait_released(agent, POD_VOLUME_BACKUPS, [item["metadata"]["name"] for item in (first, second)])
+        for item in (first, second):
+            wait_released(agent, item)
     app.delete(wait=False)
     agent.user.kubectl("delete", "priorityclass", priority_class)
 
@@ -126,8 +127,7 @@ def test_a_limit_is_on_the_transfer_and_its_end_reaches_the_running_mover(agent:
         wait_until(agent, item, "InProgress", when=lambda each: _limits(each) == {"uploadBytesPerSecond": rate})
         with configured(agent, **{"nodeagent.io": {"bandwidth": {}}}):
             wait_until(agent, item, "InProgress", when=lambda each: _limits(each) == {})
-            wait_until(agent, item, "Completed")
-    wait_released(agent, POD_VOLUME_BACKUPS, [item["metadata"]["name"]])
+            wait_released(agent, item, "Completed")
     app.delete(wait=False)
 
 

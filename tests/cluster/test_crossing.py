@@ -10,22 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, PODS
+from core.kube.resources import PODS
 from tests.cluster.bed import Bed
 from tests.cluster.breakage import break_storage
 from tests.cluster.gate import HELD_BYTES, Gate, open_gate
 from tests.cluster.listing import everything
 from tests.cluster.processes import is_agent, wait_for_one
-from tests.cluster.scenes import Place, Volume, follow, need_two_nodes, wait_released
+from tests.cluster.scenes import Place, Volume, need_two_nodes, wait_released, wait_until
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
-from tests.cluster.workloads import find_mover, wait_until
+from tests.cluster.workloads import find_mover
 from tests.testbed.api import Json
-from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
+from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.install import AGENT_LABEL
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 
-_SIZE = "64Mi"
 _NODE, _OTHER = "bed-1", "bed-2"
 """Where the volumes are, and where they are not."""
 
@@ -69,7 +68,7 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
     names = [f"{module_space}-one", f"{module_space}-two"]
     with open_gate() as gate:
         with has_alone(agent, Shared.AGENTS):
-            volume.fill(_FILL, size=_SIZE, block=True)
+            volume.fill(_FILL, block=True)
             volume.take_snapshots(names)
             before = everything(agent, module_space)
             agent.user.apply(*place.build(url=gate.url))
@@ -77,12 +76,13 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
             accepted = _accept_apart(agent, module_space, uploads)
             held = _lose_agent(agent, gate, uploads)
         gate.open()
-        ended = {transfer["metadata"]["name"]: transfer for transfer in follow(agent, DATA_UPLOADS, names)}
-        download = _download(agent, volume, ended[names[0]], place)
-    wait_released(agent, DATA_UPLOADS, names)
+        ended = [wait_released(agent, upload) for upload in uploads]
+        target = volume.target(f"{module_space}-back", block=True)
+        snapshot_id = ended[0]["status"].get("snapshotID", "")
+        download = volume.restore(target, snapshot_id=snapshot_id, location=place.name)
     images = volume.path(), Volume(agent, module_space, download["metadata"]["name"]).path()
     left = everything(agent, module_space) - before
-    yield Moved(accepted, held, list(ended.values()), download, images, left)
+    yield Moved(accepted, held, ended, download, images, left)
     place.remove(
         module_space, *(f"dataupload/{name}" for name in names), f"datadownload/{download['metadata']['name']}"
     )
@@ -113,17 +113,6 @@ def _lose_agent(bed: Bed, gate: Gate, uploads: list[Json]) -> list[Json]:
 def _agent_pod(bed: Bed) -> str:
     pods = bed.api.objects(PODS, NAMESPACE, selector=AGENT_LABEL)
     return next(str(pod["metadata"]["name"]) for pod in pods if pod["spec"].get("nodeName") == _NODE)
-
-
-def _download(bed: Bed, volume: Volume, upload: Json, place: Place) -> Json:
-    name = f"{volume.namespace}-back"
-    claim = build_claim(volume.namespace, name, size=_SIZE, restored_into=f"{volume.namespace}.{name}.x7k2p")
-    claim["spec"]["volumeMode"] = "Block"
-    snapshot_id = upload["status"].get("snapshotID", "")
-    bed.user.apply(claim, volume.download(name, snapshot_id=snapshot_id, location=place.name))
-    *_, last = follow(bed, DATA_DOWNLOADS, [name])
-    wait_released(bed, DATA_DOWNLOADS, [name])
-    return last
 
 
 def test_one_agent_exposes_what_a_mover_on_another_node_moves(moved: Moved) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, EVENTS, PERSISTENT_VOLUME_CLAIMS
+from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
 from tests.cluster.bed import Bed
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
-from tests.cluster.scenes import Volume, follow, wait_released
+from tests.cluster.scenes import Volume, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
@@ -38,6 +38,12 @@ def _apply(bed: Bed, *names: str) -> None:
         bed.user.kubectl("apply", "-f", str(_EXAMPLES / name))
 
 
+def _apply_transfer(bed: Bed, name: str, snapshot_id: str = "") -> Json:
+    text = (_EXAMPLES / f"{name}.yaml").read_text().replace("SNAPSHOT_ID", snapshot_id)
+    item: Json = json.loads(bed.user.kubectl("apply", "-o", "json", "-f", "-", stdin=text))
+    return item
+
+
 @pytest.fixture(scope="module")
 def uploaded(agent: Bed) -> Iterator[Json]:
     """The DataUpload of the examples, completed."""
@@ -47,10 +53,7 @@ def uploaded(agent: Bed) -> Iterator[Json]:
     agent.user.wait("volumesnapshot/data", "jsonpath={.status.readyToUse}=true", namespace=_APP)
     # Others give movers more to request, and their downloads cache volumes.
     with relies_on(agent, Shared.AGENTS), relies_on(agent, Shared.GROUND):
-        _apply(agent, "dataupload.yaml")
-        *_, last = follow(agent, DATA_UPLOADS, ["example"])
-        wait_released(agent, DATA_UPLOADS, ["example"])
-        yield last
+        yield wait_released(agent, _apply_transfer(agent, "dataupload"))
     agent.user.kubectl("delete", "dataupload/example", "backuprepository/app-default-kopia", "-n", NAMESPACE)
     agent.user.kubectl("delete", "namespace", _APP, "--wait=false")
 
@@ -130,13 +133,8 @@ def _recorded_policy() -> dict[str, Any]:
 def test_the_example_of_a_datadownload_restores_it(agent: Bed, uploaded: Json) -> None:
     before = everything(agent, _APP, _EXAMPLE)
     _apply(agent, "target.yaml")
-    download = (_EXAMPLES / "datadownload.yaml").read_text().replace("SNAPSHOT_ID", uploaded["status"]["snapshotID"])
-    agent.user.kubectl("apply", "-f", "-", stdin=download)
+    wait_released(agent, _apply_transfer(agent, "datadownload", uploaded["status"]["snapshotID"]), "Completed")
 
-    *_, last = follow(agent, DATA_DOWNLOADS, ["example"])
-    wait_released(agent, DATA_DOWNLOADS, ["example"])
-
-    assert last["status"]["phase"] == "Completed", last["status"]
     volume = (agent.api.get(PERSISTENT_VOLUME_CLAIMS, _APP, "restored") or {})["spec"]["volumeName"]
     claim = f"{_APP} persistentvolumeclaim/restored"
     created = {f"persistentvolume/{volume}", claim, f"{NAMESPACE} datadownload.velero.io/example"}

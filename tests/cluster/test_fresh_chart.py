@@ -7,8 +7,7 @@ import pytest
 from client.install.manifests import read_definitions
 from client.install.options import InstallOptions, LocationOptions, ProxyOptions
 from tests.cluster.bed import Bed
-from tests.cluster.scenes import Volume, is_released
-from tests.cluster.workloads import wait_until
+from tests.cluster.scenes import Volume, wait_released
 from tests.support.helm import CHART, Helm, values_of
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import build_location
@@ -52,7 +51,7 @@ def test_one_command_brings_agents_up_that_carry_out_transfers(
     upload = volume.upload(f"{space}-own", snapshot="own", location="default")
     upload["metadata"]["namespace"] = space
     bed.user.apply(upload)
-    assert wait_until(bed, upload, "Completed", when=is_released)["status"]["snapshotID"]
+    assert wait_released(bed, upload, "Completed")["status"]["snapshotID"]
     bed.user.kubectl("delete", "dataupload", upload["metadata"]["name"], "-n", space)
     helm.run("uninstall", "fresh", *wait)
 

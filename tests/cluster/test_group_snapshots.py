@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from core.kube.resources import (
-    DATA_UPLOADS,
     EVENTS,
     PERSISTENT_VOLUME_CLAIMS,
     VOLUME_SNAPSHOT_CONTENTS,
@@ -23,7 +22,7 @@ from tests.cluster.bed import Bed
 from tests.cluster.breakage import break_storage
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
-from tests.cluster.scenes import Volume, follow, open_place, wait_released
+from tests.cluster.scenes import Volume, open_place, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
@@ -194,13 +193,10 @@ def test_members_of_a_group_are_backed_up_and_leave_nothing_that_can_be_deleted(
 
     with break_storage(agent, space, [_REFUSED] if how == "refused" else []):
         agent.user.apply(*uploads)
-        versions = follow(agent, DATA_UPLOADS, names.values())
-        ended = {transfer["spec"]["sourcePVC"]: transfer for transfer in versions}
-        wait_released(agent, DATA_UPLOADS, names.values())
+        ended = {upload["spec"]["sourcePVC"]: wait_released(agent, upload, "Completed") for upload in uploads}
     left = everything(agent, space) - before
     with open_kopia(agent, space, prefix=space) as kopia:
         for claim, transfer in ended.items():
-            assert transfer["status"]["phase"] == "Completed", transfer["status"]
             assert "message" not in transfer["status"]
             kopia.run("snapshot", "restore", transfer["status"]["snapshotID"], str(tmp_path / claim))
             assert (tmp_path / claim / "file").read_bytes() == random.Random(claim).randbytes(_BYTES)

@@ -12,15 +12,12 @@ import pytest
 
 from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
-    DATA_DOWNLOADS,
-    DATA_UPLOADS,
     EVENTS,
     PODS,
 )
 from tests.cluster.bed import Bed
-from tests.cluster.breakage import build_target
 from tests.cluster.configuration import configured
-from tests.cluster.scenes import Place, Volume, build_class, follow, wait_released, watch_ends
+from tests.cluster.scenes import Place, Volume, build_class, wait_released, watch_ends
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
 from tests.support.objects import build_object
 from tests.testbed.api import Json
@@ -73,14 +70,10 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
         agent.user.apply(_build_location(name))
         agent.user.wait(f"backupstoragelocation/{name}", _AVAILABLE, namespace=NAMESPACE)
         location = agent.api.get(BACKUP_STORAGE_LOCATIONS, NAMESPACE, name) or {}
-        agent.user.apply(volume.upload(name, snapshot=name, location=name))
-        *_, upload = follow(agent, DATA_UPLOADS, [name])
-        target = build_target(volume, restore, storage_class=waiting)
-        snapshot_id = upload["status"].get("snapshotID", "")
-        agent.user.apply(target, volume.download(restore, snapshot_id=snapshot_id, location=name))
-        *_, download = follow(agent, DATA_DOWNLOADS, [restore])
-        wait_released(agent, DATA_UPLOADS, [name])
-        wait_released(agent, DATA_DOWNLOADS, [restore])
+        agent.user.apply(transfer := volume.upload(name, snapshot=name, location=name))
+        upload = wait_released(agent, transfer)
+        target = volume.target(restore, storage_class=waiting)
+        download = volume.restore(target, snapshot_id=upload["status"].get("snapshotID", ""), location=name)
     yield Moved(
         location,
         (upload, download),

@@ -10,16 +10,8 @@ import pytest
 from tests.cluster.bed import Bed
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.interruptions import evict
-from tests.cluster.scenes import open_gated_place
-from tests.cluster.workloads import (
-    Workload,
-    back_up,
-    expect_nothing_left,
-    find_mover,
-    wait_held,
-    wait_logged,
-    wait_until,
-)
+from tests.cluster.scenes import open_gated_place, wait_until
+from tests.cluster.workloads import Workload, back_up, expect_nothing_left, find_mover, wait_held, wait_logged
 from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(1800)]

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, PODS
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from tests.cluster.bed import Bed
-from tests.cluster.breakage import build_target
 from tests.cluster.configuration import configured
-from tests.cluster.scenes import Place, Volume, build_class, follow, need_two_nodes, wait_released, watch_ends
+from tests.cluster.scenes import Place, Volume, build_class, need_two_nodes, wait_released, watch_ends
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
 from tests.testbed.api import Json
 
@@ -69,13 +68,9 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
         transfer = volume.upload(backup, snapshot=backup, location=place.name)
         transfer["spec"]["csiSnapshot"]["storageClass"] = fast
         agent.user.apply(transfer)
-        *_, upload = follow(agent, DATA_UPLOADS, [backup])
-        target = build_target(volume, restore, storage_class=waiting)
-        snapshot_id = upload["status"].get("snapshotID", "")
-        agent.user.apply(target, volume.download(restore, snapshot_id=snapshot_id, location=place.name))
-        *_, download = follow(agent, DATA_DOWNLOADS, [restore])
-        wait_released(agent, DATA_UPLOADS, [backup])
-        wait_released(agent, DATA_DOWNLOADS, [restore])
+        upload = wait_released(agent, transfer)
+        target = volume.target(restore, storage_class=waiting)
+        download = volume.restore(target, snapshot_id=upload["status"].get("snapshotID", ""), location=place.name)
     yield Moved(
         upload,
         download,

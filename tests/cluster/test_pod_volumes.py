@@ -14,8 +14,9 @@ import pytest
 
 from core.kube.resources import PODS
 from tests.cluster.bed import Bed, new_namespace
+from tests.cluster.scenes import wait_until
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
-from tests.cluster.workloads import Workload, back_up, expect_nothing_left, wait_until
+from tests.cluster.workloads import Workload, back_up, expect_nothing_left
 from tests.testbed.api import Json
 from tests.testbed.demonstration.compare import compare
 from tests.testbed.layout import ROOT

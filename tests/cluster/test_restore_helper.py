@@ -8,9 +8,9 @@ import pytest
 
 from core.kube.resources import PODS
 from tests.cluster.bed import Bed, new_namespace
-from tests.cluster.scenes import RESTORE_UID, build_pod_transfer
+from tests.cluster.scenes import RESTORE_UID, build_pod_transfer, wait_until
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
-from tests.cluster.workloads import build_restore_wait, expect_nothing_left, wait_until
+from tests.cluster.workloads import build_restore_wait, expect_nothing_left
 from tests.support.objects import build_object
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import build_claim, build_container

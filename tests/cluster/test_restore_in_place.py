@@ -10,7 +10,7 @@ import pytest
 
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
 from tests.cluster.bed import Bed
-from tests.cluster.scenes import Volume, follow, open_place, wait_released
+from tests.cluster.scenes import Volume, open_place, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim, build_pod
 
@@ -130,8 +130,7 @@ def _download(scene: _Scene, name: str, *, volume: str, snapshot_id: str, by_blo
     asked["spec"] |= {"restoreType": "full", "dataMoverConfig": {"DeleteExtraFiles": "true"}}
     asked["spec"] |= {"datamover": "velero-block"} if by_block else {}
     scene.bed.user.apply(asked, build_claim(space, "data", size="64Mi", restored_into=f"{space}.data.{name}"))
-    *_, last = follow(scene.bed, DATA_DOWNLOADS, [name])
-    wait_released(scene.bed, DATA_DOWNLOADS, [name])
+    last = wait_released(scene.bed, asked)
     scene.bed.user.wait("pvc/data", "jsonpath={.status.phase}=Bound", namespace=space)
     return last
 
@@ -206,13 +205,8 @@ def test_a_file_system_is_written_by_block_where_it_is_and_its_pod_starts_again(
 
 def _restore_device(scene: _Scene, snapshot_id: str) -> bytes:
     """Restore a backup by block into a new device, and return its content."""
-    bed, space, name = scene.bed, scene.space, f"{scene.space}-device"
-    claim = build_claim(space, name, size="64Mi", restored_into=f"{space}.{name}.x7k2p")
-    claim["spec"]["volumeMode"] = "Block"
-    download = Volume(bed, space).download(name, snapshot_id=snapshot_id, location=space)
-    download["spec"]["datamover"] = "velero-block"
-    bed.user.apply(claim, download)
-    *_, last = follow(bed, DATA_DOWNLOADS, [name])
+    volume, name = Volume(scene.bed, scene.space), f"{scene.space}-device"
+    target = volume.target(name, block=True)
+    last = volume.restore(target, snapshot_id=snapshot_id, location=scene.space, datamover="velero-block")
     assert last["status"]["phase"] == "Completed", last["status"]
-    wait_released(bed, DATA_DOWNLOADS, [name])
-    return Volume(bed, space, name).path().read_bytes()
+    return Volume(scene.bed, scene.space, name).path().read_bytes()

@@ -67,7 +67,7 @@ def ended(agent: Bed, module_space: str, rows: set[str]) -> Iterator[Ended]:
             transfers["PodVolumeRestore"] = site.restore("pvr", of=backup)
             _interrupt(agent, gate, "PodVolumeRestore", transfers["PodVolumeRestore"])
         for each in transfers.values():
-            wait_released(agent, each.resource, [each.name])
+            wait_released(agent, each.transfer)
         differences = {kind: site.differences(each) for kind, each in transfers.items()}
         yield Ended(transfers, differences, observer.writers, observer.double_writers)
 

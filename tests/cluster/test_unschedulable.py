@@ -13,8 +13,9 @@ from core.models.units import parse_quantity
 from tests.cluster.bed import Bed
 from tests.cluster.configuration import ONE_SLOT, configured
 from tests.cluster.processes import Process, wait_for_one
+from tests.cluster.scenes import wait_until
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
-from tests.cluster.workloads import Workload, back_up, expect_nothing_left, wait_until
+from tests.cluster.workloads import Workload, back_up, expect_nothing_left
 from tests.support.objects import build_object
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE

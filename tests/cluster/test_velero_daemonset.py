@@ -15,9 +15,9 @@ import pytest
 from core.kube.resources import LEASES, PODS
 from tests.cluster.bed import Bed, new_namespace
 from tests.cluster.installation import Installation, installed
-from tests.cluster.scenes import Volume, is_released
+from tests.cluster.scenes import Volume, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
-from tests.cluster.workloads import Workload, wait_until
+from tests.cluster.workloads import Workload
 from tests.testbed.api import Json
 from tests.testbed.settings import AGENT_IMAGE, VELERO_IMAGE
 
@@ -123,7 +123,7 @@ def _move(velero: Installation, transfer: Json) -> None:
     """Complete a transfer in the agent's namespace, and wait for its cleanup."""
     transfer["metadata"]["namespace"] = velero.space
     velero.bed.user.apply(transfer)
-    done = wait_until(velero.bed, transfer, "Completed", when=is_released)
+    done = wait_released(velero.bed, transfer, "Completed")
     assert done["status"]["snapshotID"]
     # A pod volume is bound to its node by its spec.
     assert (done["status"].get("node") or done["spec"]["node"]) in velero.pods()

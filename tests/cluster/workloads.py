@@ -5,8 +5,7 @@ restored does; then it describes what it finds in them and goes on running.
 """
 
 import json
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,14 +13,13 @@ from core.kube.resources import PODS
 from tests.cluster.bed import Bed
 from tests.cluster.breakage import HELD_TOLERATION
 from tests.cluster.gate import Gate
-from tests.cluster.scenes import RESOURCES, RESTORE_UID, build_pod_transfer, is_released
+from tests.cluster.scenes import RESTORE_UID, build_pod_transfer, wait_released, wait_until
 from tests.support.objects import build_object
 from tests.testbed import demonstration
 from tests.testbed.api import Json
 from tests.testbed.demonstration.compare import Survey
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim, build_container
-from tests.testbed.demonstration.timeline import FINAL
-from tests.testbed.processes import LIMIT_SECONDS, BedError, wait_for
+from tests.testbed.processes import wait_for
 from tests.testbed.settings import AGENT_IMAGE
 
 _SCRIPTS = Path(demonstration.__file__).parent
@@ -167,22 +165,8 @@ def expect_nothing_left(bed: Bed, *items: Json) -> None:
     """Wait for the cleanup of the transfers, and check that their pods are deleted."""
     for item in items:
         name = item["metadata"]["name"]
-        wait_until(bed, item, when=is_released)
+        wait_released(bed, item)
         assert bed.user.names(["pods"], "-n", NAMESPACE, f"--field-selector=metadata.name={name}") == []
-
-
-def wait_until(bed: Bed, item: Json, *phases: str, when: Callable[[Json], bool] = lambda _: True) -> Json:
-    """Wait until a transfer is in one of some phases, any final one if none is named, and `when` holds; returns it."""
-    name, deadline = item["metadata"]["name"], time.monotonic() + LIMIT_SECONDS
-    while time.monotonic() < deadline:
-        found = bed.api.get(RESOURCES[item["kind"]], item["metadata"]["namespace"], name) or {}
-        phase, wanted = found.get("status", {}).get("phase"), phases or FINAL
-        if phase in wanted and when(found):
-            return found
-        if phase in FINAL and phase not in wanted:
-            break
-        time.sleep(_POLL_SECONDS)
-    raise BedError(f"{item['kind']} {name} did not reach {phases}: {found.get('status')}")
 
 
 def wait_held(bed: Bed, gate: Gate, item: Json) -> None:

@@ -21,8 +21,8 @@ from core.kube.resources import (
 from tests.cluster.bed import Bed
 from tests.cluster.gate import HELD_BYTES, Gate
 from tests.cluster.handkopia import open_kopia
-from tests.cluster.scenes import RESOURCES, Place, Volume, is_final
-from tests.cluster.workloads import Workload, wait_until
+from tests.cluster.scenes import RESOURCES, Place, Volume, is_final, wait_until
+from tests.cluster.workloads import Workload
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.processes import BedError

@@ -19,9 +19,8 @@ from tests.cluster.bed import Bed
 from tests.cluster.gate import open_gate
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.monitored import Monitored
-from tests.cluster.scenes import is_released
+from tests.cluster.scenes import wait_released
 from tests.cluster.upkeep import Upkeep
-from tests.cluster.workloads import wait_until
 from tests.cluster_full.prometheus import Prometheus, run_prometheus
 from tests.cluster_full.throttling import throttling
 from tests.support.objects import build_object
@@ -122,7 +121,7 @@ def test_alerts_about_transfers_fire_and_end(monitored: Monitored, prometheus: P
     prometheus.wait_fired(_OF_FAILURES, _OF_COVERAGE, seconds=_STEP_SECONDS)
     # The agent is removed next, and tests that follow look for what was not cleaned up.
     bed = monitored.upkeep.own.bed
-    wait_until(bed, failing, "Failed", when=is_released)
+    wait_released(bed, failing, "Failed")
 
 
 def test_alerts_about_repositories_fire(monitored: Monitored, prometheus: Prometheus) -> None:

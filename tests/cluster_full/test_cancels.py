@@ -5,7 +5,7 @@ import pytest
 from core.kube.resources import PODS
 from tests.cluster.configuration import configured
 from tests.cluster.processes import is_mover, of_pod, wait_for_one
-from tests.cluster.workloads import wait_until
+from tests.cluster.scenes import wait_until
 from tests.cluster_full.quartet import Quartet, wait_leaked
 from tests.cluster_full.respawn import is_kubelet
 from tests.testbed.api import Json
