@@ -160,14 +160,15 @@ def _saves(bed: Bed, pod: Json) -> bool:
 
 def _drain(bed: Bed, gate: Gate, transfers: Sequence[Followed]) -> None:
     nodes = {str(each.pod()["spec"]["nodeName"]) for each in transfers}
-    with _cordoned(bed, nodes):
+    with cordoned(bed, *nodes):
         _evict_all(bed, gate, transfers)
         for each in transfers:
             INTERRUPTIONS["drain"].wait_done(each)
 
 
 @contextmanager
-def _cordoned(bed: Bed, nodes: set[str]) -> Iterator[None]:
+def cordoned(bed: Bed, *nodes: str) -> Iterator[None]:
+    """Keep new pods off some nodes while the context lasts."""
     bed.user.kubectl("cordon", *nodes)
     try:
         yield

@@ -1,7 +1,6 @@
 """Volumes whose data a test writes from outside, the transfers that move it, and the comparison of what came of it.
 
-The test bed keeps volumes as folders and images, so nothing needs a pod to fill or to read them. Every volume is of
-the class that all nodes reach.
+The test bed keeps volumes as folders and images, so nothing needs a pod to fill or to read them.
 """
 
 import hashlib
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
+from core.kube.resources import PODS
 from tests.cluster.bed import Bed
 from tests.cluster.followed import Followed
 from tests.cluster.handkopia import open_kopia
@@ -30,7 +29,6 @@ _FILES, _FILE_BYTES = 20, 3 << 19
 DATA_BYTES = _FILES * _FILE_BYTES
 """What each volume holds, which cannot be compressed: 30 MiB."""
 
-_POLL_SECONDS = 0.1
 _DONE = ".velero"
 """What a PodVolumeRestore leaves in its volume."""
 
@@ -76,6 +74,7 @@ class Site:
         space: Its namespace.
         url: Where the storage of its transfers is.
         node: The node of its pods; empty: any.
+        shared: All nodes reach its volumes; else they are where the test bed creates volumes.
         devices: It has a device.
         size: How large its volumes are.
         fill: Writes data into the folder of a volume.
@@ -86,6 +85,7 @@ class Site:
     space: str
     url: str
     node: str = ""
+    shared: bool = True
     devices: bool = False
     size: str = "64Mi"
     fill: Callable[[Path], None] = _fill
@@ -113,7 +113,8 @@ class Site:
         # A snapshot is handed over to one transfer.
         Volume(self.bed, self.space, claim).take_snapshots([name])
         body = Volume(self.bed, self.space, claim).upload(self._full(name), snapshot=name, location=location)
-        body["spec"]["csiSnapshot"]["storageClass"] = SHARED_CLASS
+        if self.shared:
+            body["spec"]["csiSnapshot"]["storageClass"] = SHARED_CLASS
         return Followed(self.bed, body)
 
     def download(self, name: str, *, of: Followed) -> Followed:
@@ -163,11 +164,7 @@ class Site:
         self.bed.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
 
     def _source_of(self, download: Followed) -> str:
-        block = (
-            self.bed.api.get(PERSISTENT_VOLUME_CLAIMS, self.space, download.transfer["spec"]["targetVolume"]["pvc"])
-            or {}
-        )
-        return "disk" if block["spec"].get("volumeMode") == "Block" else "data"
+        return "disk" if self.path(download.transfer["spec"]["targetVolume"]["pvc"]).is_block_device() else "data"
 
     def _kept_differences(self, followed: Followed, claim: str) -> list[str]:
         """What of a kopia snapshot is not as in the volume; kopia restores it, and nothing of ours."""
@@ -186,13 +183,11 @@ class Site:
         return f"{self.space}-{name}"
 
     def claim(self, name: str, *, block: bool = False) -> Json:
-        """A claim of its class and size, which Kubernetes attaches to several nodes at a time."""
+        """A claim of its size; Kubernetes attaches one that is shared to several nodes at a time."""
         claim = build_claim(self.space, name, size=self.size)
-        claim["spec"] |= {
-            "accessModes": ["ReadWriteMany"],
-            "storageClassName": SHARED_CLASS,
-            "volumeMode": "Block" if block else "Filesystem",
-        }
+        claim["spec"]["volumeMode"] = "Block" if block else "Filesystem"
+        if self.shared:
+            claim["spec"] |= {"accessModes": ["ReadWriteMany"], "storageClassName": SHARED_CLASS}
         return claim
 
     def path(self, claim: str) -> Path:

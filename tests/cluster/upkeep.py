@@ -1,19 +1,17 @@
 """One repository that an agent of the test's own maintains: its history, its Jobs and their pods."""
 
 import json
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from core.kube.resources import BACKUP_REPOSITORIES, CONFIG_MAPS, EVENTS, JOBS, PODS
 from tests.cluster.apart import CALM_NODE, OTHER_NODE, ApartAgent, installed_apart
-from tests.cluster.bed import Bed
+from tests.cluster.bed import Bed, new_namespace
 from tests.cluster.gate import Gate
 from tests.cluster.handkopia import open_kopia
 from tests.support.objects import build_object
 from tests.testbed.api import Json
-from tests.testbed.demonstration.manifests import build_namespace
 from tests.testbed.processes import wait_for
 
 _CONFIG_MAP = "repo-maintenance"
@@ -22,11 +20,8 @@ _CONFIG_MAP = "repo-maintenance"
 @contextmanager
 def open_upkeep(bed: Bed, gate: Gate, *, node: str = OTHER_NODE) -> Iterator["Upkeep"]:
     """A namespace with a location behind the gate, for an agent on that node, which is not started."""
-    space = f"test-{secrets.token_hex(4)}"
-    bed.user.apply(build_namespace(space))
-    with installed_apart(bed, space, url=gate.url, node=node) as own:
+    with new_namespace(bed) as space, installed_apart(bed, space, url=gate.url, node=node) as own:
         yield Upkeep(own)
-    bed.user.kubectl("delete", "namespace", space, "--wait=false")
 
 
 @dataclass

@@ -1,18 +1,17 @@
-"""Fixtures: the cluster tier's, and a gate that all storage locations are behind."""
+"""Fixtures: the cluster tier's, and transfers of all kinds behind a gate."""
 
 import json
-import secrets
 from collections.abc import Iterator
 
 import pytest
 
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import agent, bed
-from tests.cluster.gate import open_gate
-from tests.cluster_full.quartet import Quartet, Seed
-from tests.testbed.demonstration.manifests import NAMESPACE, build_namespace
+from tests.cluster.gate import Gate, open_gate
+from tests.cluster_full.quartet import Quartet, Seed, open_seed
+from tests.testbed.demonstration.manifests import NAMESPACE
 
-__all__ = ["agent", "bed", "quartet", "quick_to_notice", "seed"]
+__all__ = ["agent", "bed", "gate", "quartet", "quick_to_notice", "seed"]
 
 _GONE_AFTER = "--node-gone-after=20s"
 _LAST = "test_lost_node.py"
@@ -36,20 +35,22 @@ def quick_to_notice(agent: Bed) -> Bed:
 
 @pytest.fixture(scope="module")
 def seed(agent: Bed) -> Iterator[Seed]:
-    """Volumes with data, and what a backup of them left in a repository."""
-    space = f"test-{secrets.token_hex(4)}"
-    agent.user.apply(build_namespace(space))
-    with open_gate() as gate:
-        seed = Seed(agent, gate, space)
-        seed.prepare()
+    """Volumes on the first node, with backups of them."""
+    with open_seed(agent, node="bed-1", shared=False) as seed:
         yield seed
-    agent.user.kubectl("delete", "namespace", space, "--wait=false")
 
 
 @pytest.fixture
 def quartet(seed: Seed, request: pytest.FixtureRequest) -> Iterator[Quartet]:
-    """Four transfers that are not made yet."""
+    """Four transfers that are not started yet."""
     quartet = Quartet(seed, request.node.name.rpartition("_")[2])
     yield quartet
     seed.gate.open()
     quartet.remove()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """What only the storage of one test is behind."""
+    with open_gate() as gate:
+        yield gate

@@ -1,14 +1,9 @@
-"""One transfer of each kind, held while data moves, and what holds when it ended as expected.
+"""A transfer of each kind, held while data moves, and what holds when they have ended."""
 
-The volumes are `local` ones: the paths of CSI volumes are covered by tests from the recordings
-(tests/exposer/test_workload.py).
-"""
-
-import subprocess
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
@@ -18,209 +13,105 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from tests.cluster.bed import Bed
-from tests.cluster.gate import HELD_BYTES, Gate
-from tests.cluster.handkopia import open_kopia
-from tests.cluster.scenes import RESOURCES, Place, Volume, is_final, wait_until
-from tests.cluster.workloads import Workload
+from tests.cluster.bed import Bed, new_namespace
+from tests.cluster.followed import Followed
+from tests.cluster.gate import Gate, open_gate
+from tests.cluster.scenes import RESOURCES, is_final
+from tests.cluster.site import DATA_BYTES, Site
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.processes import BedError
+from tests.testbed.processes import LIMIT_SECONDS
 
 _OWNER_LABEL = "nodeagent.io/owner-uid"
 _END_SECONDS = 120
 _CLEAN_SECONDS = 90
 _LOOK_SECONDS = 0.3
 
-_FILL = f"""
-import os
-for number in range(4):
-    with open(f"/data/file-{{number}}", "wb") as file:
-        file.write(os.urandom({HELD_BYTES // 3}))
-"""
-
 
 @dataclass
 class Seed:
-    """A claim and a pod with data, both backed up once, through the gate.
+    """Volumes behind a gate, and Completed backups of them to restore, by words of `Quartet`."""
 
-    Attributes:
-        bed: Where it is.
-        gate: What every storage location of its transfers is behind.
-        space: Its namespace.
-        kept: The Completed DataUpload and PodVolumeBackup, by kind.
-    """
-
-    bed: Bed
+    site: Site
     gate: Gate
-    space: str
-    kept: dict[str, Json] = field(default_factory=dict)
-
-    @property
-    def volume(self) -> Volume:
-        """The claim."""
-        return Volume(self.bed, self.space)
-
-    @property
-    def writer(self) -> Workload:
-        """The pod."""
-        return Workload(self.bed, self.space, "writer", {"data": HELD_BYTES + (8 << 20)})
-
-    @property
-    def place(self) -> Place:
-        """Where its backups are."""
-        return Place(self.bed, self.space)
-
-    def prepare(self) -> None:
-        """Make the volumes and back them up."""
-        self.volume.fill(_FILL, size="128Mi")
-        self.writer.start()
-        self.writer.wait_ready()
-        self.volume.take_snapshots(["seed"])
-        self.bed.user.apply(*self.place.build(url=self.gate.url))
-        upload = self.volume.upload(f"{self.space}-seed-du", snapshot="seed", location=self.place.name)
-        backup = self.writer.backup("data")
-        backup["metadata"]["name"] = f"{self.space}-seed-pvb"
-        backup["spec"]["backupStorageLocation"] = self.place.name
-        self.bed.user.apply(upload, backup)
-        for transfer in (upload, backup):
-            self.kept[transfer["kind"]] = wait_until(self.bed, transfer, "Completed")
+    kept: dict[str, Followed]
 
 
-@dataclass
+@contextmanager
+def open_seed(bed: Bed, *, node: str, shared: bool = True, devices: bool = False) -> Iterator[Seed]:
+    """A seed with a namespace of its own; the rest is as for `Site`."""
+    with new_namespace(bed) as space, open_gate() as gate:
+        site = Site(bed, space, gate.url, node=node, devices=devices, shared=shared)
+        site.prepare()
+        location = site.open_place("kept")
+        kept = {"du": site.upload("du", location=location), "pvb": site.backup("pvb", location=location)}
+        if devices:
+            kept["bu"] = site.upload("bu", location=location, block=True)
+        for each in kept.values():
+            each.start()
+        for each in kept.values():
+            each.wait_phase("Completed")
+        yield Seed(site, gate, kept)
+        site.remove(kept.values(), location)
+
+
 class Quartet:
-    """Four transfers of a scenario, uploads into a repository that has nothing yet: no two have the same name.
+    """A transfer of each kind, and two more of a device where the seed has one."""
 
-    Attributes:
-        seed: Whose data they move.
-        name: The scenario's.
-        transfers: The transfers as they were made, by kind.
-    """
+    def __init__(self, seed: Seed, word: str) -> None:
+        """Make what they are about, but do not start them."""
+        site = self.site = seed.site
+        self.bed, self.gate = site.bed, seed.gate
+        self.location = location = site.open_place(word)
+        self.transfers = [
+            site.upload(f"du-{word}", location=location),
+            site.backup(f"pvb-{word}", location=location),
+            site.download(f"dd-{word}", of=seed.kept["du"]),
+            site.restore(f"pvr-{word}", of=seed.kept["pvb"]),
+        ]
+        if site.devices:
+            self.transfers.append(site.upload(f"bu-{word}", location=location, block=True))
+            self.transfers.append(site.download(f"bd-{word}", of=seed.kept["bu"]))
 
-    seed: Seed
-    name: str
-    transfers: dict[str, Json] = field(default_factory=dict)
+    def start(self) -> None:
+        for each in self.transfers:
+            each.start()
 
-    @property
-    def bed(self) -> Bed:
-        """Where it is."""
-        return self.seed.bed
+    def hold(self, percent: int | None = None) -> None:
+        """Start them; returns when each has moved that share of its data, or some, and is held."""
+        if percent is None:
+            self.gate.shut()
+        else:
+            self.gate.shut(passes_bytes=DATA_BYTES * percent // 100, together=True)
+        self.start()
+        self.wait("InProgress", seconds=LIMIT_SECONDS)
+        self.gate.wait_held(*(str(pod["status"]["podIP"]) for pod in self.pods()))
 
-    @property
-    def place(self) -> Place:
-        """Where its uploads go."""
-        return Place(self.bed, f"{self.seed.space}-{self.name}")
+    def wait(self, *phases: str, seconds: float = _END_SECONDS) -> None:
+        """Return once each is in one of the phases."""
+        for each in self.transfers:
+            each.wait(f"phase of {phases}", lambda one: one.phase in phases, seconds=seconds)
 
-    @property
-    def reader(self) -> Workload:
-        """The pod that waits for its data."""
-        return Workload(self.bed, self.seed.space, f"reader-{self.name}")
-
-    def make_repository(self) -> None:
-        """Have the repository of its uploads made before they are."""
-        place = self.place
-        repository = place.repository(self.seed.space)
-        self.bed.user.apply(*place.build(url=self.seed.gate.url), repository)
-        name = f"backuprepository/{repository['metadata']['name']}"
-        self.bed.user.wait(name, "jsonpath={.status.phase}=Ready", namespace=NAMESPACE)
-
-    def make(self) -> None:
-        """Make the transfers and what they are about."""
-        seed, place = self.seed, self.place
-        label = f"{seed.space}-{self.name}"
-        self.bed.user.apply(*place.build(url=seed.gate.url))
-        seed.volume.take_snapshots([self.name])
-        self.reader.start()
-        target = f"back-{self.name}"
-        upload = seed.volume.upload(f"{label}-du", snapshot=self.name, location=place.name)
-        kept = seed.kept["DataUpload"]["status"]["snapshotID"]
-        download = seed.volume.download(target, snapshot_id=kept, location=seed.place.name)
-        download["metadata"]["name"] = f"{label}-dd"
-        backup = seed.writer.backup("data")
-        backup["metadata"]["name"] = f"{label}-pvb"
-        backup["spec"]["backupStorageLocation"] = place.name
-        restore = self.reader.restore("data", backup=seed.kept["PodVolumeBackup"])
-        restore["metadata"]["name"] = f"{label}-pvr"
-        restore["spec"]["backupStorageLocation"] = seed.place.name
-        self.transfers = {transfer["kind"]: transfer for transfer in (upload, download, backup, restore)}
-        claim = seed.volume.target(target)
-        claim["spec"]["resources"]["requests"]["storage"] = "128Mi"
-        self.bed.user.apply(claim, *self.transfers.values())
-
-    def hold(self) -> None:
-        """Have the gate shut and make the transfers; returns when all of them are held while data moves."""
-        self.seed.gate.shut()
-        self.make()
-        self.wait("InProgress")
-        self.seed.gate.wait_held(*(str(pod["status"]["podIP"]) for pod in self.pods().values()))
-
-    def wait(self, *phases: str) -> dict[str, Json]:
-        """Wait until all transfers are in one of the phases; returns them by kind."""
-        return wait_all(self.bed, self.transfers.values(), *phases)
-
-    def read(self) -> dict[str, Json]:
-        """All transfers as they are now, by kind."""
-        return {kind: _read(self.bed, transfer) for kind, transfer in self.transfers.items()}
-
-    def pods(self) -> dict[str, Json]:
-        """The mover pods by kind of their transfers."""
-        found = {}
-        for kind, transfer in self.transfers.items():
-            pod = self.bed.api.get(PODS, NAMESPACE, transfer["metadata"]["name"])
-            if pod is None:
-                raise BedError(f"{kind} {transfer['metadata']['name']} has no mover pod")
-            found[kind] = pod
-        return found
+    def pods(self) -> list[Json]:
+        return [each.pod() for each in self.transfers]
 
     def cancel(self) -> None:
-        """Have all of them canceled."""
-        for kind, transfer in self.transfers.items():
-            body = {"spec": {"cancel": True}}
-            self.bed.api.patch(RESOURCES[kind], body, name=transfer["metadata"]["name"], namespace=NAMESPACE)
+        for each in self.transfers:
+            each.cancel()
 
-    def differences(self, ended: dict[str, Json], folder: Path) -> list[str]:
-        """What of the data is not as it was; nothing where all is well."""
-        source, pod = self._folder("data"), self._folder("writer")
-        found = []
-        for kind, original in (("DataUpload", source), ("PodVolumeBackup", pod)):
-            copy = folder / kind
-            with open_kopia(self.bed, self.seed.space, prefix=self.place.name) as kopia:
-                kopia.run("restore", ended[kind]["status"]["snapshotID"], str(copy))
-            found += _differences(original, copy)
-        found += _differences(source, self._folder(f"back-{self.name}"))
-        return found + _differences(pod, self._folder(self.reader.name))
+    def expect_completed(self, *, seconds: float = _END_SECONDS) -> None:
+        """Wait until all are Completed, and check that nothing is left, and that the data is as it was."""
+        self.wait("Completed", seconds=seconds)
+        for each in self.transfers:
+            assert "message" not in each.last["status"], each.last["status"]
+        assert wait_leaked(self.bed) == []
+        assert [line for each in self.transfers for line in self.site.differences(each)] == []
 
     def remove(self) -> None:
-        """Have everything of the scenario deleted; nothing may block the deletion of a transfer."""
-        bed, space = self.bed, self.seed.space
-        names = [f"{transfer['kind'].lower()}/{transfer['metadata']['name']}" for transfer in self.transfers.values()]
-        if names:
-            bed.user.kubectl("delete", *names, "-n", NAMESPACE, "--ignore-not-found", "--timeout=60s")
-        self.reader.delete()
-        mine = [f"pvc/back-{self.name}", f"pvc/{self.reader.name}"]
-        bed.user.kubectl("delete", *mine, "-n", space, "--ignore-not-found", "--timeout=60s")
-        self.place.remove(space)
-
-    def _folder(self, claim: str) -> Path:
-        return Volume(self.bed, self.seed.space, claim).path()
-
-
-def wait_all(bed: Bed, transfers: Iterable[Json], *phases: str, seconds: float = _END_SECONDS) -> dict[str, Json]:
-    """Wait until all transfers are in one of some phases, any final one if none is named; returns them by kind."""
-    transfers, deadline = list(transfers), time.monotonic() + seconds
-    while True:
-        found = {transfer["kind"]: _read(bed, transfer) for transfer in transfers}
-        statuses = {kind: transfer.get("status", {}) for kind, transfer in found.items()}
-        if all((status.get("phase", "") in phases) if phases else is_final(found[k]) for k, status in statuses.items()):
-            return found
-        wrong = [
-            kind
-            for kind, status in statuses.items()
-            if phases and is_final(found[kind]) and status["phase"] not in phases
-        ]
-        if wrong or time.monotonic() > deadline:
-            raise BedError(f"not {phases or 'final'}: {statuses}")
-        time.sleep(_LOOK_SECONDS)
+        """Have them deleted; nothing may block that."""
+        names = [f"{each.transfer['kind'].lower()}/{each.name}" for each in self.transfers]
+        self.bed.user.kubectl("delete", *names, "-n", NAMESPACE, "--ignore-not-found", "--timeout=60s")
+        self.site.remove([], self.location)
 
 
 def wait_leaked(bed: Bed, *, seconds: float = _CLEAN_SECONDS) -> list[str]:
@@ -253,16 +144,3 @@ def _leaked(bed: Bed) -> list[str]:
 
 def _is_owned(item: Json) -> bool:
     return _OWNER_LABEL in (item["metadata"].get("labels") or {})
-
-
-def _read(bed: Bed, transfer: Json) -> Json:
-    try:
-        return bed.api.get(RESOURCES[transfer["kind"]], NAMESPACE, transfer["metadata"]["name"]) or {}
-    except OSError:
-        # An API server that was killed is not back yet.
-        return {}
-
-
-def _differences(source: Path, copy: Path) -> list[str]:
-    argv = ["diff", "--recursive", "--no-dereference", "--exclude=.velero", str(source), str(copy)]
-    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.splitlines()

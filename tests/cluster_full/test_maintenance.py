@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.bed import Bed
-from tests.cluster.gate import Gate, open_gate
+from tests.cluster.gate import Gate
 from tests.cluster.interruptions import evict
 from tests.cluster.upkeep import Upkeep, open_upkeep
 from tests.testbed.install import AGENT_LABEL
@@ -14,13 +14,6 @@ from tests.testbed.install import AGENT_LABEL
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 _MIB = 2**20
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    with open_gate() as gate:
-        yield gate
-        gate.open()
 
 
 @pytest.fixture
