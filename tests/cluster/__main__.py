@@ -51,7 +51,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(lane: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run the tests of a lane to their end."""
     named = any(Path(argument.partition("::")[0]).exists() for argument in arguments)
     modules = [] if named else _modules(lane)
     thorough, given = arguments[:1] == [THOROUGH], arguments[arguments[:1] == [THOROUGH] :]

@@ -20,8 +20,6 @@ CALM_NODE = "bed-1"
 
 @dataclass
 class ApartAgent:
-    """The agent of the namespace `space`."""
-
     bed: Bed
     space: str
     node: str = OTHER_NODE
@@ -51,7 +49,6 @@ class ApartAgent:
         return self.kubectl("logs", "daemonset/node-agent").splitlines()
 
     def kubectl(self, *arguments: str) -> str:
-        """Run kubectl in the namespace, and return what it printed."""
         return self.bed.user.kubectl(*arguments, "-n", self.space)
 
 

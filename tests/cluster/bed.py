@@ -28,7 +28,6 @@ class Bed:
 
     @property
     def api(self) -> Api:
-        """A client with the administrator's permissions."""
         return self.user.api
 
     @property
@@ -37,7 +36,6 @@ class Bed:
         return Path(self.env["BED_DIR"])
 
     def command(self, *words: str, sources: Path = ROOT) -> subprocess.CompletedProcess[str]:
-        """Run `nodeagent` with these words, as a person does."""
         argv = [sys.executable, "-m", "nodeagent", *words]
         return subprocess.run(argv, cwd=sources, env=dict(self.env), capture_output=True, text=True, check=False)
 

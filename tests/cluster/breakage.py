@@ -97,7 +97,6 @@ def _own_faults(bed: Bed, owner: str, content: Mapping[str, object]) -> None:
 
 @contextmanager
 def tainted(bed: Bed, *nodes: str) -> Iterator[None]:
-    """Taint some nodes while the context lasts."""
     bed.user.kubectl("taint", "nodes", *nodes, _TAINT)
     try:
         yield

@@ -34,7 +34,6 @@ class Content(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a device or an image of one."""
         with path.open("rb") as file:
             return cls(digest=hashlib.file_digest(file, "sha256").hexdigest(), size=file.tell())
 
@@ -66,7 +65,6 @@ class Tracked:
 
     @property
     def volume(self) -> Volume:
-        """The claim."""
         return Volume(self.bed, self.space)
 
     def create(self, *, mib: int, filled_mib: int) -> None:
@@ -115,7 +113,6 @@ class Tracked:
         return Content.read(Volume(self.bed, self.space, target).path())
 
     def messages(self, upload: Json, reason: str) -> list[str]:
-        """The messages of its Events with that reason."""
         uid = upload["metadata"]["uid"]
         events = self.bed.api.objects(EVENTS, NAMESPACE)
         return [one["message"] for one in events if (one["involvedObject"].get("uid"), one["reason"]) == (uid, reason)]
@@ -126,7 +123,6 @@ class Tracked:
         return max(int(one.get("hashedBytes", 0)) for one in readings)
 
     def stored_bytes(self) -> int:
-        """How many bytes its location has."""
         folder = Layout(self.bed.folder).s3 / BUCKET / self.space
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 

@@ -98,6 +98,5 @@ def space(bed: Bed) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def module_space(bed: Bed) -> Iterator[str]:
-    """A namespace for all tests of a module."""
     with new_namespace(bed) as name:
         yield name

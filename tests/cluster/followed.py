@@ -72,12 +72,10 @@ class Followed:
 
     @property
     def last(self) -> Json:
-        """Its newest version."""
         return self.versions[-1] if self.versions else self.transfer
 
     @property
     def phase(self) -> str:
-        """Its phase now."""
         return str(self.last.get("status", {}).get("phase", ""))
 
     @property
@@ -103,7 +101,6 @@ class Followed:
 
     @property
     def causes(self) -> list[str]:
-        """What interrupted its attempts."""
         return [str(each["cause"]) for each in self.attempts.get("interruptions", [])]
 
     @property
@@ -120,11 +117,9 @@ class Followed:
         self._watch.start()
 
     def cancel(self) -> None:
-        """Have it canceled."""
         self.bed.api.patch(self.resource, {"spec": {"cancel": True}}, name=self.name, namespace=NAMESPACE)
 
     def wait(self, what: str, until: Callable[["Followed"], bool], *, seconds: float = LIMIT_SECONDS) -> None:
-        """Return once something is true of it."""
         deadline = time.monotonic() + seconds
         while not until(self):
             ended = is_final(self.last)
@@ -135,15 +130,12 @@ class Followed:
             time.sleep(_POLL_SECONDS)
 
     def wait_phase(self, phase: str, *, seconds: float = LIMIT_SECONDS) -> None:
-        """Return once it has a phase."""
         self.wait(f"phase {phase}", lambda each: each.phase == phase, seconds=seconds)
 
     def wait_interrupted(self, *, seconds: float = LIMIT_SECONDS) -> None:
-        """Return once it was interrupted."""
         self.wait("interruption", lambda each: each.number > 1, seconds=seconds)
 
     def pod(self) -> Json:
-        """Its mover pod."""
         found = self.bed.api.get(PODS, NAMESPACE, self.name)
         if found is None:
             raise BedError(f"{self.transfer['kind']} {self.name} has no mover pod: {self._story()}")

@@ -58,7 +58,6 @@ class Gate:
         self._loop.call_soon_threadsafe(self._opened.clear)
 
     def open(self) -> None:
-        """Let everything move."""
         self._loop.call_soon_threadsafe(self._opened.set)
 
     def wait_held(self, *addresses: str) -> None:

@@ -28,7 +28,6 @@ class HandKopia:
     storage: tuple[str, ...]
 
     def run(self, *arguments: str) -> str:
-        """Run kopia to its end and return what it printed."""
         argv = ["kopia", "--no-auto-maintenance", *arguments]
         done = subprocess.run(argv, env=dict(self.env), capture_output=True, text=True, check=False)
         if done.returncode:
@@ -40,7 +39,6 @@ class HandKopia:
         self.run("repository", "create", *self.storage, *_IDENTITY)
 
     def json(self, *arguments: str) -> Any:
-        """Run kopia with `--json` and return what it printed."""
         return json.loads(self.run(*arguments, "--json"))
 
     def snapshot_manifests(self) -> list[dict[str, Any]]:

@@ -77,7 +77,6 @@ class Installation:
         self.wait_rollout()
 
     def undo(self) -> None:
-        """Return to the revision before the last change; return when it runs on each node."""
         self._kubectl("rollout", "undo", f"daemonset/{_NAME}")
         self.wait_rollout()
 
@@ -87,17 +86,14 @@ class Installation:
 
     @property
     def spec(self) -> Json:
-        """What the DaemonSet is to be."""
         spec: Json = (self.bed.api.get(DAEMON_SETS, self.space, _NAME) or {})["spec"]
         return spec
 
     def pods(self) -> dict[str, Json]:
-        """The agents' pods by node."""
         found = self.bed.api.objects(PODS, self.space, selector=f"name={_NAME}")
         return {pod["spec"]["nodeName"]: pod for pod in found if "deletionTimestamp" not in pod["metadata"]}
 
     def log(self, node: str) -> str:
-        """What the agent of a node has logged."""
         return self._kubectl("logs", self.pods()[node]["metadata"]["name"])
 
     def _kubectl(self, *arguments: str) -> str:

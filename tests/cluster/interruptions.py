@@ -48,13 +48,11 @@ def movers_of(pod: Json) -> list[Process]:
 
 
 def kill_mover(pod: Json) -> None:
-    """SIGKILL to the data mover."""
     belongs = of_pod(pod)
     wait_for_one("the mover", lambda process: is_mover(process) and belongs(process)).kill()
 
 
 def kill_kopia(pod: Json) -> None:
-    """SIGKILL to kopia."""
     belongs = of_pod(pod)
     wait_for_one("kopia", lambda process: is_kopia(process) and belongs(process)).kill()
 
@@ -128,8 +126,6 @@ class Interruption:
 
 
 def _each(strike: Callable[[Json], None]) -> Callable[[Bed, Gate, Sequence[Followed]], None]:
-    """Interrupt each by its pod."""
-
     def strike_all(_bed: Bed, _gate: Gate, transfers: Sequence[Followed]) -> None:
         for pod in [each.pod() for each in transfers]:
             strike(pod)

@@ -51,7 +51,6 @@ class Monitored:
         self.backup = wait_until(self.upkeep.own.bed, item, "Completed")
 
     def verify(self, outcome: str) -> None:
-        """Write what a verification of the backup found."""
         found = {"at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "outcome": outcome, "percent": 100}
         self._annotate(VERIFICATION_ANNOTATION, json.dumps(found))
 

@@ -27,7 +27,6 @@ class Process:
     argv: tuple[str, ...]
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal."""
         os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -45,7 +44,6 @@ class Process:
         self._wait_state("T")
 
     def go_on(self) -> None:
-        """Let it go on after `hold`."""
         self.send(signal.SIGCONT)
 
     def environment(self) -> dict[str, str]:
@@ -108,7 +106,6 @@ def is_agent(node: str) -> Callable[[Process], bool]:
 
 
 def is_mover(process: Process) -> bool:
-    """Whether a process is a data mover."""
     return "datamover" in process.argv
 
 

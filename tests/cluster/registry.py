@@ -28,8 +28,6 @@ _EXPORT = ("ctr", "--address", "/run/containerd/containerd.sock", "--namespace",
 
 
 class Registry(socketserver.ThreadingTCPServer):
-    """The registry of one image."""
-
     allow_reuse_address = True
     daemon_threads = True
 
@@ -47,7 +45,6 @@ class Registry(socketserver.ThreadingTCPServer):
         return f"{_HOST}:{self.server_address[1]}/{AGENT_IMAGE}"
 
     def open(self) -> None:
-        """Serve from now on."""
         self.server_activate()
         threading.Thread(target=self.serve_forever, name="registry", daemon=True).start()
 
@@ -59,11 +56,9 @@ class _Handler(BaseHTTPRequestHandler):
     server: Registry
 
     def do_HEAD(self) -> None:
-        """Answer with the headers of GET."""
         self._answer(body=False)
 
     def do_GET(self) -> None:
-        """Answer with manifest or blob."""
         self._answer(body=True)
 
     def log_message(self, *_: object) -> None:

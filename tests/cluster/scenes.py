@@ -149,7 +149,6 @@ class Volume:
         return self.bed.api.get(PERSISTENT_VOLUMES, "", found["spec"].get("volumeName") or "none")
 
     def take_snapshots(self, names: Iterable[str]) -> None:
-        """Take snapshots; returns when all of them are ready."""
         names = list(names)
         self.bed.user.apply(*(build_snapshot(self.namespace, name, claim=self.claim) for name in names))
         for name in names:
@@ -265,7 +264,6 @@ def _last_versions(bed: Bed, resource: Resource, names: frozenset[str], *, since
 
 
 def is_final(transfer: Json) -> bool:
-    """Whether a transfer is in a final phase."""
     return transfer.get("status", {}).get("phase") in FINAL
 
 

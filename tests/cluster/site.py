@@ -108,7 +108,6 @@ class Site:
         return place.name
 
     def upload(self, name: str, *, location: str, block: bool = False) -> Followed:
-        """A DataUpload of the volume or of the device."""
         claim = "disk" if block else "data"
         # A snapshot is handed over to one transfer.
         Volume(self.bed, self.space, claim).take_snapshots([name])
@@ -130,7 +129,6 @@ class Site:
         return Followed(self.bed, body)
 
     def backup(self, name: str, *, location: str) -> Followed:
-        """A PodVolumeBackup of the pod's volume."""
         pod = self.bed.api.get(PODS, self.space, "writer") or {}
         return Followed(self.bed, build_pod_transfer("PodVolumeBackup", self._full(name), pod, location=location))
 
@@ -156,7 +154,6 @@ class Site:
         return _compare(source, target) if source.is_dir() else _compare_files(source, target)
 
     def remove(self, followed: Iterable[Followed], *places: str) -> None:
-        """Delete transfers and storage locations."""
         left = [f"{each.transfer['kind'].lower()}/{each.name}" for each in followed]
         for place in places:
             left += [f"backuprepository/{self.space}-{place}-kopia", f"backupstoragelocation.velero.io/{place}"]
@@ -191,7 +188,6 @@ class Site:
         return claim
 
     def path(self, claim: str) -> Path:
-        """Where the test bed has the volume of a claim: a folder or a device."""
         return Volume(self.bed, self.space, claim).path()
 
     def _pod(self, name: str, *, waits: bool = False) -> Json:

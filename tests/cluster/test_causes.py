@@ -123,7 +123,6 @@ def _produce_causes(volume: Volume, result: Reports) -> None:
 
 
 def _faults(result: Reports) -> Iterator[tuple[str, str, str]]:
-    """The faults of the storage."""
     for name, case in result.cases.items():
         if case.fault:
             yield "provision", f"{NAMESPACE}/{called(result.space, name)}", case.fault
@@ -219,7 +218,6 @@ def _names_of(kind: str, result: Reports) -> dict[str, str]:
 
 
 def _pattern(name: str, space: str) -> re.Pattern[str]:
-    """The message that must be reported for a case."""
     return re.compile(CASES[name].message.format(name=called(space, name), space=space))
 
 

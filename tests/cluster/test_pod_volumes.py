@@ -38,7 +38,6 @@ def example(space: str, name: str, **given: str) -> str:
 
 
 def apply_example(agent: Bed, space: str, name: str, **given: str) -> Json:
-    """Apply an example of one object; returns it."""
     item: Json = json.loads(agent.user.kubectl("apply", "-o", "json", "-f", "-", stdin=example(space, name, **given)))
     return item
 

@@ -53,7 +53,6 @@ class _RestrictedPod:
     waits: bool = False
 
     def build(self) -> Json:
-        """The pod."""
         container = build_container(
             "app",
             ["sh", "-ec", self.script],
@@ -88,7 +87,6 @@ class _RestrictedPod:
         return build_pod_transfer(kind, f"{self.space}-{self.name}", pod, **given)
 
     def start(self, bed: Bed) -> None:
-        """Create claim and pod."""
         bed.user.apply(build_claim(self.space, self.name, size="1Gi"), self.build())
 
     def wait_ready(self, bed: Bed) -> None:

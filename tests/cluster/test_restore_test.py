@@ -50,7 +50,6 @@ def upkeep(agent: Bed, space: str) -> Iterator[Upkeep]:
 
 
 def _tests(upkeep: Upkeep) -> dict[str, Any]:
-    """Return what the BackupRepository says of the restore tests."""
     annotations = upkeep.annotations.get("nodeagent.io/verification", "{}")
     found: dict[str, Any] = json.loads(annotations).get("restoreTests", {})
     return found
@@ -61,7 +60,6 @@ def _scratch(upkeep: Upkeep) -> list[str]:
 
 
 def _job(upkeep: Upkeep) -> str:
-    """Return the only Job that tests a restore."""
     (name,) = (one["metadata"]["name"] for one in upkeep.jobs if "-restore-test-" in one["metadata"]["name"])
     return str(name)
 

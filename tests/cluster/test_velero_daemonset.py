@@ -103,7 +103,6 @@ def _check_ended(bed: Bed, since: str, pods: Mapping[str, Json]) -> None:
 
 
 def _back_up(velero: Installation, space: str) -> None:
-    """Back up a volume of a running pod."""
     app = Workload(velero.bed, space, "app", {"scratch": 100_000})
     app.start()
     app.wait_ready()
@@ -112,7 +111,6 @@ def _back_up(velero: Installation, space: str) -> None:
 
 
 def _upload(velero: Installation, space: str) -> None:
-    """Back up a snapshot of a volume."""
     volume, name = Volume(velero.bed, space), f"{space}-data"
     volume.fill("open('/data/file', 'wb').write(bytes(range(256)) * 256)")
     volume.take_snapshots([name])

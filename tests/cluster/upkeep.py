@@ -101,8 +101,6 @@ class Upkeep:
         return pods[0] if pods else None
 
     def wait(self, what: str, condition: Callable[[], object]) -> None:
-        """Return once the condition is true."""
-
         def show() -> str:
             shown = (self.own.kubectl("get", "jobs,pods"), self.own.kubectl("get", "events"), *self.own.ready_log())
             return "\n".join([f"{what}: {self.status}", *shown])
@@ -131,6 +129,5 @@ class Upkeep:
         return job
 
     def events(self, reason: str) -> list[str]:
-        """Return the messages of the Events with that reason."""
         found = self.own.bed.api.objects(EVENTS, self.own.space)
         return [event["message"] for event in found if event["reason"] == reason]

@@ -51,7 +51,6 @@ class Workload:
     location: str = "default"
 
     def start(self) -> None:
-        """Create claim and pod."""
         claim = build_claim(self.space, self.name, size="1Gi")
         if self.block:
             claim["spec"]["volumeMode"] = "Block"

@@ -75,7 +75,6 @@ class Observer:
         ]
 
     def look(self) -> None:
-        """Look at all processes once."""
         pids = {int(folder.name) for folder in Path("/proc").glob("[0-9]*")}
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         for pid in [pid for pid in self._others if pid not in pids]:
@@ -97,7 +96,6 @@ class Observer:
             self._writers = found
 
     def watch(self, over: threading.Event) -> None:
-        """Look until `over` is set."""
         while not over.wait(_PAUSE_SECONDS):
             self.look()
 

@@ -88,7 +88,6 @@ class Quartet:
         self.gate.wait_held(*(str(pod["status"]["podIP"]) for pod in self.pods()))
 
     def wait(self, *phases: str, seconds: float = _END_SECONDS) -> None:
-        """Return once each is in one of the phases."""
         for each in self.transfers:
             each.wait(f"phase of {phases}", lambda one: one.phase in phases, seconds=seconds)
 

@@ -29,7 +29,6 @@ class Component:
         return cls(wait_for_one(what, matches), log)
 
     def kill(self) -> None:
-        """End it at once."""
         self._process.kill()
 
     def start(self) -> None:
@@ -47,12 +46,10 @@ class Component:
 
 
 def is_kubelet(node: str) -> Callable[[Process], bool]:
-    """Whether a process is the kubelet of a node."""
     return lambda process: Path(process.argv[0]).name == "kubelet" and node in process.argv
 
 
 def is_api_server(process: Process) -> bool:
-    """Whether a process is the API server."""
     return Path(process.argv[0]).name == "kube-apiserver"
 
 

@@ -45,7 +45,6 @@ def observer(seed: Seed) -> Iterator[Observer]:
 
 @pytest.fixture
 def sextet(seed: Seed) -> Iterator[Quartet]:
-    """A transfer of each kind, and two of a device."""
     sextet = Quartet(seed, f"at-{next(_numbers)}")
     yield sextet
     seed.gate.open()

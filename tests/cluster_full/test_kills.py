@@ -23,7 +23,6 @@ _SECONDS = 90
 
 @pytest.fixture
 def held(quartet: Quartet) -> Quartet:
-    """Four transfers, held while data moves."""
     quartet.hold()
     return quartet
 

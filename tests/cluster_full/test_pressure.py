@@ -77,7 +77,6 @@ def test_a_pod_of_a_higher_priority(quartet: Quartet) -> None:
 
 
 def _lone_pod() -> Json:
-    """A pod with anti-affinity to movers."""
     terms = [
         {
             "labelSelector": {"matchExpressions": [{"key": label, "operator": "Exists"}]},

@@ -116,7 +116,6 @@ class MaintenanceWorld:
         return await self.client.list(Selection(JOBS, self.namespace))
 
     async def until(self, condition: Callable[["MaintenanceWorld"], Awaitable[bool]], *, seconds: float) -> None:
-        """Return once `condition` is true."""
         async with asyncio.timeout(seconds):
             while not await condition(self):
                 await asyncio.sleep(_TICK_SECONDS)
@@ -131,7 +130,6 @@ class MaintenanceWorld:
     # -- a server -----------------------------------------------------------------------------------
 
     async def install_server(self) -> None:
-        """Create the Deployment of a Velero server."""
         labels = {"component": "velero"}
         container = {"name": "velero", "image": "velero:1", "command": ["/velero"], "args": ["server"]}
         spec = {
@@ -142,7 +140,6 @@ class MaintenanceWorld:
         await self.client.create(DEPLOYMENTS, server)
 
     async def scale_server(self) -> None:
-        """Scale the Deployment to 0."""
         await self.client.patch(DEPLOYMENTS, self.namespace, "velero", {"spec": {"replicas": 0}})
 
     async def remove_server(self) -> None:

@@ -42,7 +42,6 @@ class Matrix:
         self.lease_seconds = LEASE_SECONDS
 
     async def play(self, kind: str, fuses: Sequence[Fuse]) -> list[JsonDict]:
-        """Play a run with each fuse; return what each is judged by."""
         return await self.play_all([(kind, fuse) for fuse in fuses])
 
     async def play_all(self, runs: Sequence[tuple[str, Fuse]]) -> list[JsonDict]:

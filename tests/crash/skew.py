@@ -56,7 +56,6 @@ class Version(StrEnum):
 
 
 async def wait_for(what: str, holds: Callable[[], Awaitable[bool]], *, seconds: float) -> None:
-    """Return once `holds` does."""
     try:
         async with asyncio.timeout(seconds):
             while not await holds():
@@ -157,7 +156,6 @@ class Site:
     before: Listing = field(default_factory=dict)
 
     async def prepare(self) -> None:
-        """Create all that agents need, and the transfers."""
         worlds = [self._build_world(kind) for kind in TRANSFERS]
         await worlds[0].prepare_agents()
         for world in worlds:
@@ -172,7 +170,6 @@ class Site:
         self.before[self.namespace][f"{TRANSFER_RESOURCES[kind].plural} {world.name}"] += 1
 
     async def read(self) -> None:
-        """Read all transfers."""
         for world in self.worlds:
             await world.is_done()
 
@@ -195,7 +192,6 @@ class Site:
 
     @property
     def last_node_agent(self) -> Agent:
-        """The agent of the node that was started last."""
         return next(agent for agent in reversed(self.agents) if agent.node == NODE)
 
     async def end_agents(self) -> None:
@@ -209,11 +205,9 @@ class Site:
             await agent.child.kill()
 
     async def mover_pods(self) -> list[JsonDict]:
-        """Return the pods of all data movers."""
         return await self.bench.client.list(Selection(PODS, self.namespace, label_selector=OWNER_UID_LABEL))
 
     def states(self, world: World) -> list[JsonDict]:
-        """Return every state of a transfer, in order."""
         return self.bench.seen[world.transfer["metadata"]["uid"]]
 
     async def are_done(self) -> bool:

@@ -66,7 +66,6 @@ def _install(stops: _Stop, *, follower: bool) -> None:
 
 
 def main() -> None:
-    """Run the agent until it ends."""
     tree, stop, *arguments = sys.argv[1:]
     _install(STOPS[stop], follower=FOLLOWER in os.environ)
     # The first entry is this checkout's top folder, whose packages have the same names.

@@ -94,7 +94,6 @@ class World:
 
     @property
     def space(self) -> str:
-        """The namespace of the volume."""
         return f"{self.name}-app"
 
     async def prepare(self) -> None:
@@ -103,7 +102,6 @@ class World:
         await self.prepare_volume()
 
     async def prepare_volume(self) -> None:
-        """Make the namespace of the volume."""
         await self._create_namespace(self.space)
 
     async def prepare_agents(self) -> None:
@@ -214,7 +212,6 @@ class World:
         return build_object(PERSISTENT_VOLUME_CLAIMS, name, self.space, spec=spec)
 
     async def _create(self, resource: Resource, obj: JsonDict) -> JsonDict:
-        """Make an object, and set its status."""
         stored = await self.client.create(resource, obj)
         if "status" in obj:
             await set_status(self.client, resource, obj, obj["status"])
@@ -229,7 +226,6 @@ class World:
 
 @asynccontextmanager
 async def running(client: KubeClient, spec: AgentSpec) -> AsyncIterator[None]:
-    """Run an agent until the end of the block."""
     agent = build_agent(client, _CLOCK, spec)
     task = asyncio.create_task(agent.run(), name="agent")
     try:

@@ -80,7 +80,6 @@ class Installer:
         return self.server.api.get(resource, self.namespace if resource.namespaced else "", name)
 
     def versions(self, manifests: Iterable[JsonDict]) -> dict[str, str]:
-        """Return the resourceVersions of these objects; empty where one does not exist."""
         found = {}
         for one in manifests:
             stored = self.get(resource_of(one), one["metadata"]["name"])
@@ -88,7 +87,6 @@ class Installer:
         return found
 
     def change(self, resource: Resource, name: str, patch: JsonDict, *, manager: str = "another-manager") -> JsonDict:
-        """Patch an object as another manager."""
         path = resource.path(self.namespace if resource.namespaced else "", name) + f"?fieldManager={manager}"
         return self.server.api.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
 

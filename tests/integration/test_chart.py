@@ -71,7 +71,6 @@ class _Release:
         }
 
     def versions(self) -> dict[str, str]:
-        """The resource version of each of them."""
         return {key: item["metadata"]["resourceVersion"] for key, item in self.objects().items()}
 
 

@@ -105,13 +105,11 @@ class _Trial:
                     await self._put(a_backup(f"{self.agents}-{app}", f"data-{number:02}", datetime.now(UTC)))
 
     async def fail(self) -> None:
-        """Create the backup that failed."""
         message = "no space left on device"
         await self._put(a_backup(f"{self.agents}-db", "data-05", datetime.now(UTC), "Failed", message=message))
 
 
 async def _run(*words: str) -> str:
-    """Return what a command prints."""
     argv = [sys.executable, "-m", "nodeagent", *words]
     process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
     out, _ = await process.communicate()

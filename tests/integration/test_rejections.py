@@ -159,7 +159,6 @@ def _wait_rejected(api: Api, namespace: str) -> None:
 
 @asynccontextmanager
 async def _agent(apiserver: ApiServer, namespace: str, case: Case) -> AsyncIterator[KubeClient]:
-    """The agent of a namespace, while it works."""
     transport, _ = await load_transport(str(apiserver.kubeconfig))
     client = KubeClient(transport, Retry(SystemClock()))
     settings = Settings(_NODE, namespace, repository_controller=RepositoryControllerMode.OFF)
@@ -192,7 +191,6 @@ async def _wait_reported(client: KubeClient, namespace: str, case: Case) -> None
 
 @pytest.fixture
 def node(apiserver: ApiServer) -> None:
-    """The node of all transfers."""
     if apiserver.api.get(NODES, "", _NODE) is None:
         apiserver.api.create(NODES, {"metadata": {"name": _NODE}})
 

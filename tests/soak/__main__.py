@@ -60,8 +60,6 @@ _MOST_GROWTH_MIB = 10.0
 
 @dataclass
 class Soak:
-    """A whole run."""
-
     bed: Bed
     seconds: float
     seed: int
@@ -72,7 +70,6 @@ class Soak:
     _errors: int = 0
 
     def run(self) -> dict[str, object]:
-        """Run it; returns its figures."""
         chance = random.Random(self.seed)
         kinds = Deck(list(RESOURCES), random.Random(chance.random()))
         faults = Deck([*FAULTS, *[NO_FAULT] * _WITHOUT_FAULT], random.Random(chance.random()))

@@ -18,7 +18,6 @@ class Deck(Generic[_T]):
         self._lock = threading.Lock()
 
     def draw(self) -> _T:
-        """The next card."""
         with self._lock:
             if not self._left:
                 self._left = self._chance.sample(self._cards, len(self._cards))

@@ -51,26 +51,21 @@ class Entry:
 
 @dataclass
 class Journal:
-    """All transfers and faults."""
-
     entries: list[Entry] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
     began: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, entry: Entry) -> None:
-        """Record a transfer that was made."""
         with self._lock:
             self.entries.append(entry)
 
     def injected(self, fault: str) -> None:
-        """Record a fault that was injected."""
         with self._lock:
             self.faults[fault] += 1
         self.say(f"fault: {fault}")
 
     def report(self, entry: Entry) -> None:
-        """Print how one of them ended."""
         remark = "" if entry.explained else " NOT EXPLAINED"
         cause = f": {entry.message}" if entry.phase in {"", "Failed"} else ""
         self.say(f"{entry.kind} {entry.name} ({entry.fault}): {entry.phase or 'not final'}{remark}{cause}")
@@ -81,7 +76,6 @@ class Journal:
         return sum(entry.phase == "Completed" for entry in found) if completed else len(found)
 
     def say(self, text: str) -> None:
-        """Print a line with the time."""
         print(f"{time.monotonic() - self.began:7.1f} s  {text}", flush=True)
 
     @property

@@ -19,7 +19,6 @@ class Memory:
     _last: dict[int, int] = field(default_factory=dict)
 
     def sample(self) -> None:
-        """Sample all agents once."""
         now = time.monotonic()
         for process in find_all(_is_agent):
             resident_kib = _resident_kib(process.pid)

@@ -8,7 +8,6 @@ from tests.testbed.processes import BedError
 
 
 def main() -> int:
-    """Parse the command line, run it in a cluster, return its exit code."""
     arguments = _parser().parse_args()
     command = list(getattr(arguments, "command", []))
     if command[:1] == ["--"]:

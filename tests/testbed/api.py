@@ -22,10 +22,7 @@ _BUSY_SECONDS = 0.2
 
 
 class ApiError(Exception):
-    """The API server rejected a request."""
-
     def __init__(self, status: int, message: str) -> None:
-        """Keep the HTTP status beside the server's message."""
         super().__init__(f"{status}: {message}")
         self.status = status
 
@@ -42,7 +39,6 @@ class Api:
     """Connections for further requests: to set one up costs more than most requests."""
 
     def __post_init__(self) -> None:
-        """Read the server's address and the credentials."""
         config = json.loads(self.kubeconfig.read_text())
         cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
         self._address = urlsplit(cluster["server"]).netloc
@@ -147,7 +143,6 @@ class Api:
                     yield Resource(one["kind"], one["name"], group, version, namespaced=one["namespaced"])
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
-        """One object, or None when there is none of that name."""
         try:
             return self.request("GET", resource.path(namespace, name))
         except ApiError as error:

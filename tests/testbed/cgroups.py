@@ -65,7 +65,6 @@ def group_name(bed: str, node: int) -> str:
 
 
 def make_groups(bed: str, nodes: int) -> None:
-    """Create the groups of a test bed's nodes."""
     for hierarchy in _hierarchies():
         for path in (hierarchy / bed, *(hierarchy / group_name(bed, n + 1) for n in range(nodes))):
             path.mkdir(exist_ok=True)

@@ -29,8 +29,6 @@ from tests.testbed.storage.objects import class_objects
 
 @dataclass
 class Cluster:
-    """A whole cluster in the current namespaces."""
-
     layout: Layout
     bed: str
     nodes: int

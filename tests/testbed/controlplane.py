@@ -41,7 +41,6 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """The API server's URL."""
         return f"https://{self.host}:{self.port}"
 
 

@@ -63,7 +63,6 @@ def add_addresses(*addresses: str) -> None:
 
 
 def run(*argv: str) -> str:
-    """Run a program until it ends and return its standard output."""
     done = subprocess.run(argv, check=False, capture_output=True, text=True)
     if done.returncode:
         raise BedError(f"{' '.join(argv)}: {done.stderr.strip() or done.returncode}")

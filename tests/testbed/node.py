@@ -52,7 +52,6 @@ class Node:
 
     @property
     def name(self) -> str:
-        """Its name in the cluster."""
         return node_name(self.index)
 
     @property

@@ -52,8 +52,6 @@ def wait_for(
 
 @dataclass(frozen=True)
 class Component:
-    """A running child and the file its output goes to."""
-
     name: str
     process: subprocess.Popen[bytes]
     log: Path

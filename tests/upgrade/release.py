@@ -76,12 +76,10 @@ class Release:
 
 
 def current() -> Release:
-    """Return the version of this checkout."""
     return Release(ROOT / "deploy", AGENT_IMAGE)
 
 
 def previous() -> Release:
-    """Return the version before it."""
     return Release(previous_sources() / "deploy", _PREVIOUS_IMAGE)
 
 

@@ -43,7 +43,6 @@ class Scene:
         return {each.pod()["metadata"]["uid"] for each in self.transfers}
 
     def expect_unchanged(self) -> None:
-        """Check that each transfer is where it was when `start` returned."""
         self.moving.wait("InProgress")
         self.waiting.wait("Prepared")
 
@@ -61,7 +60,6 @@ class Scene:
 
 @contextmanager
 def play(seed: Seed, name: str) -> Iterator[Scene]:
-    """Start a scene; remove all of it at the end."""
     moving, waiting = Quartet(seed, f"{name}-moving"), Quartet(seed, f"{name}-waiting")
     bed, space, volumes = seed.site.bed, seed.site.space, {"scratch": HELD_BYTES + (8 << 20)}
     far = Workload(bed, space, f"{name}-far", volumes, on=_FAR_NODE, location=moving.location)

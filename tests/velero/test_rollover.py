@@ -124,7 +124,6 @@ class _World(World):
         await self.client.create(PERSISTENT_VOLUMES, volume)
 
     async def until(self, condition: Callable[[JsonDict], bool], velero: Component | None = None) -> JsonDict:
-        """Return the transfer once `condition` holds for it."""
         async with asyncio.timeout(_MINUTES):
             while True:
                 found = await self.client.get(TRANSFER_RESOURCES[self.kind], self.namespace, self.name)
@@ -136,7 +135,6 @@ class _World(World):
 
     @asynccontextmanager
     async def our_agent(self) -> AsyncIterator[None]:
-        """Run our agent until the end of the block."""
         spec = await read_spec(self.client, self._settings, self.namespace)
         async with open_client(self.apiserver) as client, running(client, spec):
             yield
@@ -150,7 +148,6 @@ class _World(World):
         return done
 
     async def check(self, done: JsonDict, node: str) -> None:
-        """Check that the transfer completed on `node`, with its data."""
         status = done["status"]
         assert (status["phase"], status["node"]) == ("Completed", node), done
         if self.kind == "DataUpload":

@@ -56,7 +56,6 @@ class VeleroInstallation:
         self.wait_rollout("daemonset/node-agent")
 
     def remove(self) -> None:
-        """Delete what runs."""
         self.kubectl("delete", "deployment/velero", "daemonset/node-agent", "--wait=true")
         self.bed.user.kubectl("label", "volumesnapshotclass", "bed", "velero.io/csi-volumesnapshot-class-")
 
@@ -66,11 +65,9 @@ class VeleroInstallation:
         self.wait_rollout("daemonset/node-agent")
 
     def use_ours(self) -> None:
-        """Let this project's agent take the place of Velero's."""
         self.use_image(AGENT_IMAGE)
 
     def use_velero(self) -> None:
-        """Let Velero's agent take the place of this project's."""
         self.use_image(velero_image(self.version))
 
     def scale_server(self, replicas: int) -> None:
@@ -85,7 +82,6 @@ class VeleroInstallation:
         self.kubectl("rollout", "status", what, f"--timeout={_SECONDS}s")
 
     def create(self, resource: Resource, name: str, spec: Json) -> Json:
-        """Create a custom resource of the server."""
         return self.bed.api.create(resource, build_object(resource, name, self.space, spec=spec))
 
     def back_up(self, name: str, space: str, *, moves: bool, **spec: object) -> None:
@@ -118,11 +114,9 @@ class VeleroInstallation:
         )
 
     def until_gone(self, resource: Resource, name: str) -> None:
-        """Return when an object no longer exists."""
         self.kubectl("wait", f"{resource.plural}.velero.io/{name}", "--for=delete", f"--timeout={_SECONDS}s")
 
     def kubectl(self, *arguments: str) -> str:
-        """Run kubectl in the namespace, and return what it printed."""
         return self.bed.user.kubectl(*arguments, "-n", self.space)
 
     def _explain(self) -> str:

@@ -72,7 +72,6 @@ class App:
         return self.bed.user.kubectl(*arguments).strip()
 
     def lose(self) -> None:
-        """Delete pod and volume."""
         self.bed.user.kubectl("delete", "pod/app", "pvc/data", "-n", self.space, "--wait=true")
 
 

@@ -23,7 +23,6 @@ NAMESPACE = "velero"
 
 
 def build_namespace(name: str) -> Json:
-    """A namespace."""
     return build_object(NAMESPACES, name)
 
 
@@ -89,13 +88,11 @@ def build_pod(namespace: str, name: str, *, claim: str, script: Sequence[str], f
 
 
 def build_snapshot(namespace: str, name: str, *, claim: str) -> Json:
-    """A VolumeSnapshot of a claim."""
     spec = {"volumeSnapshotClassName": "bed", "source": {"persistentVolumeClaimName": claim}}
     return build_object(VOLUME_SNAPSHOTS, name, namespace, spec=spec)
 
 
 def build_data_upload(name: str, *, namespace: str, claim: str, snapshot: str) -> Json:
-    """The DataUpload of a snapshot of a claim."""
     taken = {"volumeSnapshot": snapshot, "storageClass": "bed", "snapshotClass": "bed", "driver": DRIVER}
     spec = {
         "snapshotType": "CSI",

@@ -62,7 +62,6 @@ class Timeline:
 
     @property
     def phase(self) -> str:
-        """The phase seen last."""
         return self.phases[-1][0] if self.phases else ""
 
     def take(self, item: Json, seconds: float) -> str:

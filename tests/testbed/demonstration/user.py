@@ -19,7 +19,6 @@ class User:
     api: Api
 
     def kubectl(self, *arguments: str, stdin: str = "") -> str:
-        """Run kubectl and return what it printed."""
         argv = ["kubectl", *arguments]
         done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -38,7 +37,6 @@ class User:
         self.kubectl("wait", target, f"--for={condition}", "-n", namespace, f"--timeout={seconds}s")
 
     def run_pod(self, pod: Json) -> None:
-        """Apply a pod, wait until it has succeeded, delete it."""
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
         self.apply(pod)
         ended = "jsonpath={.status.containerStatuses[0].state.terminated}"

@@ -20,8 +20,6 @@ _GROUPS = "--feature-gates=CSIVolumeGroupSnapshot=true"
 
 @dataclass(frozen=True)
 class Storage:
-    """The commands of the storage of a test bed."""
-
     layout: Layout
 
     def driver(self, index: int) -> list[str]:
@@ -50,5 +48,4 @@ class Storage:
         return {name: [str(tool("csi", name)), *own] for name, own in flags.items()}
 
     def socket(self, index: int) -> str:
-        """Where the driver of a node listens."""
         return str(self.layout.base / "csi" / f"{index}.sock")
