@@ -16,11 +16,10 @@ from tests.cluster.bed import Bed
 from tests.cluster.followed import Followed
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.scenes import Place, Volume, build_pod_transfer
-from tests.cluster.workloads import build_restore_wait
-from tests.support.objects import build_object
+from tests.cluster.workloads import build_holder, is_waiting
 from tests.testbed.api import Json
 from tests.testbed.demonstration.compare import Survey, compare
-from tests.testbed.demonstration.manifests import NAMESPACE, build_claim, build_container
+from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
 from tests.testbed.demonstration.survey import describe
 from tests.testbed.processes import wait_for
 from tests.testbed.storage.objects import SHARED_CLASS
@@ -135,7 +134,7 @@ class Site:
     def restore(self, name: str, *, of: Followed) -> Followed:
         """A PodVolumeRestore of what a backup kept, into the volume of a new pod that waits for it."""
         self.bed.user.apply(self.claim(name), self._pod(name, waits=True))
-        pod = self._wait_pod(name, _waits)
+        pod = self._wait_pod(name, is_waiting)
         location, snapshot = of.transfer["spec"]["backupStorageLocation"], of.last["status"]["snapshotID"]
         body = build_pod_transfer("PodVolumeRestore", self._full(name), pod, location=location, snapshotID=snapshot)
         return Followed(self.bed, body)
@@ -191,17 +190,9 @@ class Site:
         return Volume(self.bed, self.space, claim).path()
 
     def _pod(self, name: str, *, waits: bool = False) -> Json:
-        mounts = [{"name": "data", "mountPath": "/data"}]
-        spec = {
-            "terminationGracePeriodSeconds": 0,
-            # It stays on a node that is lost, or tainted by other tests.
-            "tolerations": [{"operator": "Exists"}],
-            "initContainers": [build_restore_wait(["data"]) | {"securityContext": {"runAsUser": 0}}] if waits else [],
-            "containers": [build_container("app", ["sleep", "infinity"], volumeMounts=mounts)],
-            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}],
-            "nodeSelector": {"kubernetes.io/hostname": self.node} if self.node else {},
-        }
-        return build_object(PODS, name, self.space, spec=spec)
+        selector = {"kubernetes.io/hostname": self.node} if self.node else {}
+        volume = {"persistentVolumeClaim": {"claimName": name}}
+        return build_holder(self.space, name, volume, waits=waits, nodeSelector=selector)
 
     def _wait_pod(self, name: str, until: Callable[[Json], bool]) -> Json:
         def find() -> Json | None:
@@ -209,11 +200,6 @@ class Site:
             return pod if pod is not None and until(pod) else None
 
         return wait_for(f"pod {self.space}/{name}", find)
-
-
-def _waits(pod: Json) -> bool:
-    states = pod["status"].get("initContainerStatuses") or [{}]
-    return "running" in states[0].get("state", {})
 
 
 def _survey(folder: Path) -> Survey:

@@ -153,6 +153,26 @@ def build_restore_wait(volumes: Iterable[str]) -> Json:
     }
 
 
+def build_holder(space: str, name: str, volume: Json, *, waits: bool = False, **spec: object) -> Json:
+    """A pod that has a volume `data`, for which it waits as one that a Velero server has restored if it `waits`."""
+    mounts = [{"name": "data", "mountPath": "/data"}]
+    own = {
+        "terminationGracePeriodSeconds": 0,
+        # It stays on a node that is lost, or tainted by other tests.
+        "tolerations": [{"operator": "Exists"}],
+        "initContainers": [build_restore_wait(["data"]) | {"securityContext": {"runAsUser": 0}}] if waits else [],
+        "containers": [build_container("app", ["sleep", "infinity"], volumeMounts=mounts)],
+        "volumes": [{"name": "data", **volume}],
+    }
+    return build_object(PODS, name, space, spec=own | spec)
+
+
+def is_waiting(pod: Json) -> bool:
+    """Whether the first init container of a pod runs."""
+    states = pod.get("status", {}).get("initContainerStatuses") or [{}]
+    return "running" in states[0].get("state", {})
+
+
 def back_up(workload: Workload, volume: str) -> Json:
     """Create a PodVolumeBackup; return it as it was created."""
     item = workload.backup(volume)

@@ -24,13 +24,12 @@ from core.kube.resources import (
 from tests.cluster.bed import Bed
 from tests.cluster.gate import HELD_BYTES, Gate
 from tests.cluster.handkopia import open_kopia
-from tests.cluster.scenes import RESOURCES, RESTORE_UID, Place, Volume, build_pod_transfer, is_final
-from tests.support.objects import build_object
+from tests.cluster.scenes import RESOURCES, Place, Volume, build_pod_transfer, is_final
+from tests.cluster.workloads import build_holder, is_waiting
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import (
     NAMESPACE,
     build_claim,
-    build_container,
     build_namespace,
     build_snapshot,
 )
@@ -69,7 +68,7 @@ class Ground:
         for item in Place(self.bed, self.name).build(url=self.gate.url):
             api.create(_BY_KIND[item["kind"]], item)
         api.create(PERSISTENT_VOLUME_CLAIMS, self._claim(build_claim(self.name, "data", size="64Mi")))
-        api.create(PODS, self._pod("writer", waits=False))
+        api.create(PODS, self._pod("writer"))
         for kind in ("DataUpload", "PodVolumeBackup"):
             transfer = self.make(kind, f"{self.name}-{kind.lower()}-seed")
             api.create(RESOURCES[kind], transfer)
@@ -119,7 +118,7 @@ class Ground:
                 self._filled[name] = _fill(Path(_POD_VOLUMES.format(uid=writer["metadata"]["uid"])), HELD_BYTES)
                 return build_pod_transfer(kind, name, writer, location=self.name)
         self.bed.api.create(PODS, self._pod(name, waits=True))
-        reader = self._wait_pod(name, _waits)
+        reader = self._wait_pod(name, is_waiting)
         snapshot, _ = self.copies["PodVolumeBackup"]
         return build_pod_transfer(kind, name, reader, location=self.name, snapshotID=snapshot)
 
@@ -156,23 +155,11 @@ class Ground:
         claim["spec"]["volumeMode"] = "Block" if self.by_block else "Filesystem"
         return claim
 
+    def _pod(self, name: str, *, waits: bool = False) -> Json:
+        return build_holder(self.name, name, {"emptyDir": {}}, waits=waits, nodeName=_NODE)
+
     def _wait_pod(self, name: str, until: Callable[[Json], bool]) -> Json:
         return wait_for(self.bed, PODS, (self.name, name), until)
-
-    def _pod(self, name: str, *, waits: bool) -> Json:
-        """A pod with an emptyDir: it waits for its data, or has some."""
-        script = f"until [ -e /data/.velero/{RESTORE_UID} ]; do sleep 1; done"
-        mounts = [{"name": "data", "mountPath": "/data"}]
-        container = build_container("app", ["sleep", "infinity"], volumeMounts=mounts)
-        first = build_container("restore-wait", ["sh", "-ec", script], volumeMounts=mounts)
-        spec = {
-            "nodeName": _NODE,
-            "terminationGracePeriodSeconds": 0,
-            "initContainers": [first] if waits else [],
-            "containers": [container],
-            "volumes": [{"name": "data", "emptyDir": {}}],
-        }
-        return build_object(PODS, name, self.name, spec=spec)
 
 
 def wait_for(
@@ -186,11 +173,6 @@ def wait_for(
             raise BedError(f"{resource.plural} {'/'.join(where)} after {seconds:.0f} s: {seen}")
         time.sleep(_LOOK_SECONDS)
     return found
-
-
-def _waits(pod: Json) -> bool:
-    states = pod.get("status", {}).get("initContainerStatuses") or [{}]
-    return "running" in states[0].get("state", {})
 
 
 def _fill(volume: Path, size_bytes: int) -> str:
