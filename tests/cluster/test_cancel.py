@@ -1,9 +1,5 @@
 """Transfers canceled or deleted while data moves: nothing is left in the cluster, nor in the repository."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 
 from core.kube.resources import DATA_UPLOADS
@@ -14,7 +10,6 @@ from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
 from tests.cluster.scenes import Volume, open_gated_place, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
-from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(WITH_LOCKS)]
@@ -29,32 +24,14 @@ with open("/data/random", "wb") as file:
 """
 
 
-@dataclass
-class Ended:
-    """What became of two uploads, one canceled and one deleted while its data moved.
-
-    Attributes:
-        canceled: The canceled one.
-        interrupted: The deleted one as it was just before.
-        left: All objects that are new since before the two.
-        manifests: Snapshots in the repository, complete or not.
-    """
-
-    canceled: Followed
-    interrupted: Json
-    left: set[str]
-    manifests: list[dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
-    """Two uploads at the same time."""
-    volume = Volume(agent, module_space)
-    names = [f"{module_space}-canceled", f"{module_space}-deleted"]
+def test_a_transfer_that_is_canceled_or_deleted_in_mid_transfer_leaves_nothing(agent: Bed, space: str) -> None:
+    """Neither an object, nor a snapshot in the repository, not even an incomplete one."""
+    volume = Volume(agent, space)
+    names = [f"{space}-canceled", f"{space}-deleted"]
     volume.fill(_FILL, size="128Mi")
     volume.take_snapshots(names)
-    with open_gated_place(agent, module_space) as (gate, place), relies_on(agent, Shared.AGENTS):
-        before = everything(agent, module_space)
+    with open_gated_place(agent, space) as (gate, place), relies_on(agent, Shared.AGENTS):
+        before = everything(agent, space)
         gate.shut()
         uploads = [Followed(agent, volume.upload(name, snapshot=name, location=place.name)) for name in names]
         for each in uploads:
@@ -67,34 +44,21 @@ def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
         interrupted = agent.api.get(DATA_UPLOADS, NAMESPACE, deleted.name) or {}
         agent.user.kubectl("delete", "dataupload", deleted.name, "-n", NAMESPACE, "--timeout=600s")
         wait_released(agent, canceled.transfer)
-        with open_kopia(agent, module_space, prefix=place.name) as kopia:
+        with open_kopia(agent, space, prefix=place.name) as kopia:
             manifests = kopia.snapshot_manifests()
-        yield Ended(canceled, interrupted, everything(agent, module_space) - before, manifests)
-    agent.user.kubectl("delete", "dataupload", canceled.name, "-n", NAMESPACE, "--wait=false")
+        left = everything(agent, space) - before
 
-
-def test_a_cancel_in_mid_transfer_ends_canceled(ended: Ended) -> None:
-    assert ended.canceled.phases[-3:] == ["InProgress", "Canceling", "Canceled"]
-    status = ended.canceled.last["status"]
+    assert canceled.phases[-3:] == ["InProgress", "Canceling", "Canceled"]
+    status = canceled.last["status"]
     assert "canceled" in status["message"]
     assert status["completionTimestamp"]
     assert "snapshotID" not in status
     assert 0 < status["progress"]["bytesDone"] < _BYTES
-
-
-def test_a_deletion_in_mid_transfer_is_completed(agent: Bed, ended: Ended) -> None:
-    assert ended.interrupted["status"]["phase"] == "InProgress"
-    assert agent.api.get(DATA_UPLOADS, NAMESPACE, ended.interrupted["metadata"]["name"]) is None
-
-
-def test_neither_leaves_an_object(ended: Ended) -> None:
-    canceled = ended.canceled
-    space, name = canceled.transfer["spec"]["sourceNamespace"], canceled.name
-    assert ended.left == {
-        f"{NAMESPACE} dataupload.velero.io/{name}",
+    assert interrupted["status"]["phase"] == "InProgress"
+    assert agent.api.get(DATA_UPLOADS, NAMESPACE, deleted.name) is None
+    assert left == {
+        f"{NAMESPACE} dataupload.velero.io/{canceled.name}",
         f"{NAMESPACE} backuprepository.velero.io/{space}-{space}-kopia",
     }
-
-
-def test_neither_leaves_a_snapshot_in_the_repository_not_even_an_incomplete_one(ended: Ended) -> None:
-    assert ended.manifests == []
+    assert manifests == []
+    agent.user.kubectl("delete", "dataupload", canceled.name, "-n", NAMESPACE, "--wait=false")

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from core.kube.resources import DATA_UPLOADS, EVENTS, PODS
+from core.kube.resources import EVENTS, PODS
 from tests.cluster.bed import Bed
 from tests.cluster.breakage import (
     break_storage,
@@ -23,7 +23,6 @@ from tests.cluster.breakage import (
 )
 from tests.cluster.cause_cases import CASES, ELSEWHERE, OPEN, Case, called
 from tests.cluster.listing import everything
-from tests.cluster.registry import registry
 from tests.cluster.scenes import (
     RESOURCES,
     Place,
@@ -305,37 +304,6 @@ def test_nothing_is_left_but_the_transfers_themselves(reports: Reports) -> None:
     kinds = {f"{NAMESPACE} {case.kind.lower()}.velero.io/{name}" for name, case in names.items()}
     foreign = {f"{NAMESPACE} pod/{name}" for name, case in names.items() if case.foreign}
     assert reports.left - kinds == foreign
-
-
-@pytest.mark.thorough
-def test_an_image_is_pulled_when_its_registry_is_back(agent: Bed, space: str) -> None:
-    """After about a minute: that is when the kubelet tries for the fourth time."""
-    volume, place, name = Volume(agent, space), Place(agent, space), f"{space}-du"
-    volume.fill("open('/data/file', 'wb').write(b'x')")
-    volume.take_snapshots([name])
-    agent.user.apply(*place.build())
-    with registry() as images:
-        with break_storage(agent, space, [("provision", f"{NAMESPACE}/{name}", "never")]):
-            agent.user.apply(upload := volume.upload(name, snapshot=name, location=place.name))
-            # The mover cannot start before it has its volume.
-            agent.user.wait(f"pod/{name}", "create", namespace=NAMESPACE)
-            agent.user.kubectl("set", "image", f"pod/{name}", f"*={images.image}", "-n", NAMESPACE)
-        _wait_pulled(agent, name, times=3)
-        failing = agent.api.get(DATA_UPLOADS, NAMESPACE, name) or {}
-        images.open()
-        last = wait_until(agent, upload)
-    assert re.search(f"image of Pod velero/{name} is not available .*connection refused", failing["status"]["message"])
-    assert (last["status"]["phase"], last["status"].get("message")) == ("Completed", None)
-    place.remove(space, f"dataupload/{name}")
-
-
-def _wait_pulled(bed: Bed, pod: str, *, times: int) -> None:
-    """Return once the kubelet has tried so often to pull the image of a pod."""
-    for event in bed.api.watch(EVENTS, ""):
-        about = event["object"]
-        if about["involvedObject"]["name"] == pod and about["reason"] == "Pulling" and about["count"] >= times:
-            return
-    raise BedError(f"the image of pod {pod} was not pulled {times} times")
 
 
 @pytest.mark.thorough

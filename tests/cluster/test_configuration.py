@@ -1,8 +1,6 @@
 """An edited configuration applies to transfers that start later; a running one keeps its own."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 
@@ -23,55 +21,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mar
 _NAME, _KEY = "node-agent-config", "node-agent-config.json"
 
 
-@dataclass
-class Observed:
-    """What became of two backups, one that ran while the configuration was edited and one that came after.
-
-    Attributes:
-        priority_class: What the edited configuration names.
-        pods: Their movers; of the first as it was before the edit and after it.
-        ended: The two, as they ended.
-        reasons: Reasons of the Events on the agents' pods.
-    """
-
-    priority_class: str
-    pods: dict[str, Json]
-    ended: list[Json]
-    reasons: set[str]
-
-
-@pytest.fixture(scope="module")
-def observed(agent: Bed, module_space: str) -> Iterator[Observed]:
-    """Edit the configuration twice while a backup is held: validly, then invalidly; then back up again."""
-    priority_class = f"{module_space}-mover"
-    agent.user.apply(build_object(PRIORITY_CLASSES, priority_class, value=7, preemptionPolicy="Never"))
-    with open_gated_place(agent, module_space) as (gate, place):
-        filled = {"data": 2 * HELD_BYTES, "scratch": 100_000}
-        app = Workload(agent, module_space, "app", filled, on=ONE_SLOT, location=place.name)
-        app.start()
-        app.wait_ready()
-        gate.shut()
-        first, second = app.backup("data"), app.backup("scratch")
-        agent.user.apply(first)
-        wait_held(agent, gate, first)
-        pods = {"before": find_mover(agent, first)}
-        changes = {"priorityClassName": priority_class, "podLabels": {"example.com/edited": "yes"}}
-        # With one slot, which the first has, the second stays Prepared.
-        with configured(agent, loadConcurrency=build_concurrency(one_slot=ONE_SLOT), **changes):
-            _edit_invalidly(agent)
-            agent.user.apply(second)
-            wait_until(agent, second, "Prepared")
-            pods |= {"after": find_mover(agent, first), "second": find_mover(agent, second)}
-            gate.open()
-            ended = [wait_until(agent, item, "Completed") for item in (first, second)]
-            reasons = {event["reason"] for event in _events_of_agents(agent)}
-        yield Observed(priority_class, pods, ended, reasons)
-        for item in (first, second):
-            wait_released(agent, item)
-    app.delete(wait=False)
-    agent.user.kubectl("delete", "priorityclass", priority_class)
-
-
 def _edit_invalidly(bed: Bed) -> None:
     """Write an invalid document; return once all agents have reported that they reject it."""
     invalid = {_KEY: '{"podLabels": ["edited"], "priorityClassName": "system-node-critical"}'}
@@ -89,35 +38,52 @@ def _events_of_agents(bed: Bed) -> list[Json]:
     return [e for e in bed.api.objects(EVENTS, NAMESPACE) if e["involvedObject"]["name"] in names]
 
 
-def test_a_running_transfer_is_left_alone(observed: Observed) -> None:
-    before, after = observed.pods["before"], observed.pods["after"]
+def test_a_running_transfer_keeps_its_configuration_and_a_later_one_has_the_last_valid_one(
+    agent: Bed, space: str
+) -> None:
+    """The configuration is edited twice while a backup is held: validly, then invalidly; then another one begins."""
+    priority_class = f"{space}-mover"
+    agent.user.apply(build_object(PRIORITY_CLASSES, priority_class, value=7, preemptionPolicy="Never"))
+    with open_gated_place(agent, space) as (gate, place):
+        filled = {"data": 2 * HELD_BYTES, "scratch": 100_000}
+        app = Workload(agent, space, "app", filled, on=ONE_SLOT, location=place.name)
+        app.start()
+        app.wait_ready()
+        gate.shut()
+        first, second = app.backup("data"), app.backup("scratch")
+        agent.user.apply(first)
+        wait_held(agent, gate, first)
+        before = find_mover(agent, first)
+        changes = {"priorityClassName": priority_class, "podLabels": {"example.com/edited": "yes"}}
+        # With one slot, which the first has, the second stays Prepared.
+        with configured(agent, loadConcurrency=build_concurrency(one_slot=ONE_SLOT), **changes):
+            _edit_invalidly(agent)
+            agent.user.apply(second)
+            wait_until(agent, second, "Prepared")
+            after, mover = find_mover(agent, first), find_mover(agent, second)
+            gate.open()
+            for item in (first, second):
+                wait_until(agent, item, "Completed")
+            reasons = {event["reason"] for event in _events_of_agents(agent)}
+        for item in (first, second):
+            wait_released(agent, item)
+
     assert before["metadata"]["uid"] == after["metadata"]["uid"]
     assert after["spec"] == before["spec"]
     assert "priorityClassName" not in after["spec"]
-    assert observed.ended[0]["status"]["phase"] == "Completed"
-
-
-def test_a_later_transfer_has_the_last_valid_configuration(observed: Observed) -> None:
-    mover = observed.pods["second"]
     assert mover["metadata"]["labels"]["example.com/edited"] == "yes"
-    spec = mover["spec"]
-    assert (spec["priorityClassName"], spec["priority"]) == (observed.priority_class, 7)
-    assert spec["preemptionPolicy"] == "Never"
-    assert observed.ended[1]["status"]["phase"] == "Completed"
-
-
-def test_each_edit_is_reported_on_the_agents_pods(observed: Observed) -> None:
-    assert observed.reasons >= {"ConfigActivated", "ConfigRejected"}
-
-
-def test_the_document_is_as_it_was_before(agent: Bed, observed: Observed) -> None:
+    assert (mover["spec"]["priorityClassName"], mover["spec"]["priority"]) == (priority_class, 7)
+    assert mover["spec"]["preemptionPolicy"] == "Never"
+    assert reasons >= {"ConfigActivated", "ConfigRejected"}
     document = (agent.api.get(CONFIG_MAPS, NAMESPACE, _NAME) or {})["data"][_KEY]
     assert "priorityClassName" not in document
+    app.delete(wait=False)
+    agent.user.kubectl("delete", "priorityclass", priority_class)
 
 
-def test_a_limit_is_on_the_transfer_and_its_end_reaches_the_running_mover(agent: Bed, module_space: str) -> None:
-    name, rate = f"{module_space}-limited", 100_000
-    app = Workload(agent, module_space, "limited", {"data": 80 * rate}, location=name)
+def test_a_limit_is_on_the_transfer_and_its_end_reaches_the_running_mover(agent: Bed, space: str) -> None:
+    name, rate = f"{space}-limited", 100_000
+    app = Workload(agent, space, "limited", {"data": 80 * rate}, location=name)
     agent.user.apply(*Place(agent, name).build())
     app.start()
     app.wait_ready()

@@ -3,10 +3,7 @@
 The volume is a claim. Its kind makes no difference to a mover: the test bed has no NFS server.
 """
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -34,30 +31,22 @@ pathlib.Path("/data/random").write_bytes(os.urandom(3 << 20))
 """
 
 
-@dataclass
-class Moved:
-    """What became of the transfers.
-
-    Attributes:
-        location: The location as it was when it was Available.
-        transfers: The upload and the download as they ended.
-        mounts: The mount of the shared volume in each mover pod, by the transfer's name.
-        shared: The directory that is the shared volume.
-        files: What is in the source's volume and in the restored one.
-    """
-
-    location: Json
-    transfers: tuple[Json, Json]
-    mounts: dict[str, Json]
-    shared: Path
-    files: tuple[bytes, bytes]
+def _build_location(name: str) -> Json:
+    spec = {"provider": "velero.io/fs", "config": {"fspath": _MOUNT}, "objectStorage": {"bucket": "none"}}
+    return build_object(BACKUP_STORAGE_LOCATIONS, name, NAMESPACE, spec=spec)
 
 
-@pytest.fixture(scope="module")
-def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
-    """A file system that is backed up to a directory and restored from it."""
-    name, shared, waiting = module_space, f"{module_space}-shared", f"{module_space}-waiting"
-    volume, restore = Volume(agent, module_space), f"{module_space}-restore"
+def _shared_mount(pod: Json) -> Json:
+    """The mount of the shared volume in a mover pod."""
+    mount: Json
+    (mount,) = [each for each in pod["spec"]["containers"][0]["volumeMounts"] if each["name"] == "mover-repository"]
+    return mount
+
+
+def test_a_repository_in_a_shared_volume_is_validated_written_and_read(agent: Bed, space: str) -> None:
+    """A file system is backed up to a directory and restored from it; the location is validated by a pod of its own."""
+    name, shared, waiting = space, f"{space}-shared", f"{space}-waiting"
+    volume, restore = Volume(agent, space), f"{space}-restore"
     # The target's class is one of its own, so that the download does not wait for a pod.
     agent.user.apply(build_class(waiting, waits=True))
     agent.user.apply(build_claim(NAMESPACE, shared, size="64Mi"))
@@ -71,58 +60,27 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
         agent.user.wait(f"backupstoragelocation/{name}", _AVAILABLE, namespace=NAMESPACE)
         location = agent.api.get(BACKUP_STORAGE_LOCATIONS, NAMESPACE, name) or {}
         agent.user.apply(transfer := volume.upload(name, snapshot=name, location=name))
-        upload = wait_released(agent, transfer)
+        upload = wait_released(agent, transfer, "Completed")
         target = volume.target(restore, storage_class=waiting)
-        download = volume.restore(target, snapshot_id=upload["status"].get("snapshotID", ""), location=name)
-    yield Moved(
-        location,
-        (upload, download),
-        mounts={each: _shared_mount(pod) for each, pod in pods.result().items()},
-        shared=Volume(agent, NAMESPACE, shared).path(),
-        files=(
-            (volume.path() / "random").read_bytes(),
-            (Volume(agent, module_space, restore).path() / "random").read_bytes(),
-        ),
-    )
+        download = volume.restore(target, snapshot_id=upload["status"]["snapshotID"], location=name)
+    assert download["status"]["phase"] == "Completed", download["status"]
+    mounts = {each: _shared_mount(pod) for each, pod in pods.result().items()}
+
+    assert location["status"]["lastValidationTime"]
+    assert "message" not in location["status"]
+    assert mounts[f"{name}-validation"]["readOnly"]
+    assert not mounts[name].get("readOnly")
+    assert mounts[restore]["readOnly"]
+    assert (Volume(agent, NAMESPACE, shared).path() / "kopia" / space / "kopia.repository.f").is_file()
+    restored = Volume(agent, space, restore).path() / "random"
+    assert restored.read_bytes() == (volume.path() / "random").read_bytes()
     left = [f"dataupload/{name}", f"datadownload/{restore}", f"backuprepository/{name}-{name}-kopia"]
     left += [f"backupstoragelocation/{name}", f"persistentvolumeclaim/{shared}", f"storageclass/{waiting}"]
     agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--wait=false")
 
 
-def _build_location(name: str) -> Json:
-    spec = {"provider": "velero.io/fs", "config": {"fspath": _MOUNT}, "objectStorage": {"bucket": "none"}}
-    return build_object(BACKUP_STORAGE_LOCATIONS, name, NAMESPACE, spec=spec)
-
-
-def _shared_mount(pod: Json) -> Json:
-    """The mount of the shared volume in a mover pod."""
-    mount: Json
-    (mount,) = [each for each in pod["spec"]["containers"][0]["volumeMounts"] if each["name"] == "mover-repository"]
-    return mount
-
-
-def test_the_location_is_validated_by_a_pod_that_can_only_read_the_volume(moved: Moved) -> None:
-    (mount,) = [mount for name, mount in moved.mounts.items() if name.endswith("-validation")]
-
-    assert moved.location["status"]["lastValidationTime"]
-    assert "message" not in moved.location["status"]
-    assert mount["readOnly"]
-
-
-def test_the_data_is_restored_from_the_repository_in_the_shared_volume(moved: Moved) -> None:
-    upload, download = moved.transfers
-    for transfer in moved.transfers:
-        assert transfer["status"]["phase"] == "Completed", transfer["status"]
-    repository = moved.shared / "kopia" / upload["spec"]["sourceNamespace"]
-
-    assert (repository / "kopia.repository.f").is_file()
-    assert moved.files[0] == moved.files[1]
-    assert not moved.mounts[upload["metadata"]["name"]].get("readOnly")
-    assert moved.mounts[download["metadata"]["name"]]["readOnly"]
-
-
-def test_a_bucket_is_validated_by_the_leader_itself(agent: Bed, module_space: str) -> None:
-    place = Place(agent, f"{module_space}-keys")
+def test_a_bucket_is_validated_by_the_leader_itself(agent: Bed, space: str) -> None:
+    place = Place(agent, f"{space}-keys")
     target = f"backupstoragelocation/{place.name}"
     agent.user.apply(*place.build(bucket="missing", frequency="1m"))
     try:

@@ -7,28 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from core.kube.resources import DAEMON_SETS, NODES, PODS
-from core.models.names import PENDING_REASON_ANNOTATION
-from core.models.units import parse_quantity
+from core.kube.resources import DAEMON_SETS, PODS
 from tests.cluster.bed import Bed
 from tests.cluster.configuration import ONE_SLOT, configured
 from tests.cluster.processes import Process, wait_for_one
 from tests.cluster.scenes import wait_until
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
 from tests.cluster.workloads import Workload, back_up, expect_nothing_left
-from tests.support.objects import build_object
-from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.install import AGENT_LABEL
-from tests.testbed.settings import PAUSE_IMAGE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 
 _AGENT = "node-agent"
 _KEY = "maintenance.node-agent.test"
 _TOLERATION = {"key": _KEY, "operator": "Exists", "effect": "NoExecute"}
-_MARGIN_MILLI_CPU = 300
-"""What other pods that begin meanwhile may request."""
 _WAITS = "jsonpath={.status.initContainerStatuses[0].started}=true"
 
 
@@ -59,37 +52,6 @@ def test_an_unschedulable_node_still_runs_the_transfers_of_its_pods(agent: Bed, 
 
     assert sorted(names) == ["pod/reader", "pod/writer"]
     expect_nothing_left(agent, before, found, restored)
-
-
-@pytest.mark.thorough
-def test_a_full_node_is_tried_until_it_has_room(agent: Bed, space: str) -> None:
-    """The kubelet rejects the mover pod: its reason is reported, and a later pod completes the transfer."""
-    writer = Workload(agent, space, "writer", {"scratch": 100_000}, on=ONE_SLOT)
-    writer.start()
-    writer.wait_ready()
-    before = wait_until(agent, back_up(writer, "data"), "Completed")
-    with ExitStack() as filled:
-        filled.enter_context(has_alone(agent, Shared.GROUND))
-        free = _free_milli_cpu(agent, ONE_SLOT)
-        agent.user.apply(_filler(space, milli_cpu=free - _MARGIN_MILLI_CPU))
-        agent.user.wait("pod/filler", "condition=Ready", namespace=space)
-        # Far more than the node's other pods request, of which one may end meanwhile. Those of other tests request it
-        # too, so the filler is there before.
-        filled.enter_context(configured(agent, podResources={"cpuRequest": f"{free // 2}m"}))
-        item = back_up(writer, "scratch")
-        full = wait_until(
-            agent,
-            item,
-            "Accepted",
-            when=lambda it: "was rejected by its kubelet" in it["status"].get("message", ""),
-        )
-        agent.user.kubectl("delete", "pod", "filler", "-n", space, "--wait=true")
-        found = wait_until(agent, item, "Completed")
-
-    assert full["metadata"]["annotations"][PENDING_REASON_ANNOTATION] == "OutOfcpu"
-    assert "was rejected by its kubelet, will be recreated: OutOfcpu: Pod was rejected" in full["status"]["message"]
-    assert "message" not in found["status"]
-    expect_nothing_left(agent, before, found)
 
 
 @contextmanager
@@ -134,25 +96,3 @@ def _closed(bed: Bed, node: str) -> Iterator[None]:
 
 def _is_scheduler(process: Process) -> bool:
     return Path(process.argv[0]).name == "kube-scheduler"
-
-
-def _free_milli_cpu(bed: Bed, node: str) -> int:
-    """How much CPU the pods of a node have not requested."""
-    found = bed.api.get(NODES, "", node) or {}
-    pods = [pod for pod in bed.api.objects(PODS) if pod["spec"].get("nodeName") == node]
-    requests = [
-        container.get("resources", {}).get("requests", {}).get("cpu", "0")
-        for pod in pods
-        if pod["status"]["phase"] in {"Pending", "Running"}
-        for container in pod["spec"]["containers"]
-    ]
-    free = parse_quantity(found["status"]["allocatable"]["cpu"]) - sum(map(parse_quantity, requests))
-    return int(free * 1000)
-
-
-def _filler(space: str, *, milli_cpu: int) -> Json:
-    """A pod that takes so much of the node's CPU."""
-    resources = {"requests": {"cpu": f"{milli_cpu}m"}}
-    container = {"name": "pause", "image": PAUSE_IMAGE, "imagePullPolicy": "IfNotPresent", "resources": resources}
-    spec = {"nodeName": ONE_SLOT, "terminationGracePeriodSeconds": 0, "containers": [container]}
-    return build_object(PODS, "filler", space, spec=spec)
