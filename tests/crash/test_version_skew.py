@@ -6,9 +6,7 @@ the DaemonSet, or in a rollback. `make crash-matrix-skew` runs this; PREVIOUS na
 
 import asyncio
 import json
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby, product
 from pathlib import Path
@@ -171,18 +169,7 @@ async def _wait_all(site: Site, what: str, holds: Callable[[JsonDict], bool]) ->
     await wait_for(f"all transfers are {what}", do_all, seconds=_STEP_SECONDS)
 
 
-async def _run_plays(apiserver: ApiServer, folder: Path, play: _Play, config: str) -> list[str]:
-    """Run a play with each combination of versions, at a site each; return a line about each."""
-    async with open_bench(apiserver, folder) as bench, asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(_run_play(Site(bench, config), play, leader, node))
-            for leader, node in product(Version, Version)
-        ]
-    return [task.result() for task in tasks]
-
-
-async def _run_play(site: Site, play: _Play, leader: Version, node: Version) -> str:
-    began = time.monotonic()
+async def _run_play(site: Site, play: _Play, leader: Version, node: Version) -> None:
     await site.prepare()
     try:
         await play(site, leader=leader, node=node)
@@ -194,8 +181,6 @@ async def _run_play(site: Site, play: _Play, leader: Version, node: Version) -> 
         raise
     finally:
         await site.kill_agents()
-    agents = ", ".join(f"{agent.node} {agent.version}" for agent in site.agents)
-    return f"{len(site.worlds)} transfers completed in {time.monotonic() - began:.0f} s: {agents}"
 
 
 async def _expect_all_completed(site: Site) -> None:
@@ -227,12 +212,6 @@ async def _expect_completed(site: Site, world: World, after: Listing) -> None:
     assert compare(site.before[world.space], after[world.space], hide=world.name) == CHANGES[world.kind], world.kind
 
 
-def _print(capsys: pytest.CaptureFixture[str], what: str, lines: Sequence[str]) -> None:
-    """Print what was covered, whatever pytest captures."""
-    with capsys.disabled():
-        sys.stdout.write("".join(f"\n{what}: {line}" for line in lines))
-
-
 _PLAYS: dict[str, _Play] = {
     **{
         f"node agent replaced after {stop}": partial(_replace_node_agent, stop=stop)
@@ -246,20 +225,20 @@ _PLAYS: dict[str, _Play] = {
 
 
 @pytest.mark.parametrize("what", _PLAYS)
-async def test_transfers_complete_with_agents_of_both_versions(
-    apiserver: ApiServer, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_transfers_complete_with_agents_of_both_versions(apiserver: ApiServer, tmp_path: Path, what: str) -> None:
+    """In each combination, at a site each."""
     config = _ONE_AT_A_TIME if what.endswith("queue") else _ALL_AT_ONCE
-    _print(capsys, what, await _run_plays(apiserver, tmp_path, _PLAYS[what], config))
+    async with open_bench(apiserver, tmp_path) as bench, asyncio.TaskGroup() as group:
+        for leader, node in product(Version, Version):
+            group.create_task(_run_play(Site(bench, config), _PLAYS[what], leader, node))
 
 
 async def test_another_attempt_begins_once_a_leader_of_this_version_is_there(
-    apiserver: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    apiserver: ApiServer, tmp_path: Path
 ) -> None:
     async with open_bench(apiserver, tmp_path, interrupted=1) as bench:
         site = Site(bench, _ALL_AT_ONCE)
-        line = await _run_play(site, _replace_leader_after_interruptions, Version.PREVIOUS, Version.CURRENT)
-    _print(capsys, "leader replaced after interruptions", [line])
+        await _run_play(site, _replace_leader_after_interruptions, Version.PREVIOUS, Version.CURRENT)
 
 
 async def test_an_agent_of_the_previous_version_fails_what_was_interrupted(

@@ -117,63 +117,31 @@ def _delete_definitions(server: ApiServer) -> None:
     server.kubectl("delete", "crd", "--ignore-not-found", *_OURS)
 
 
-@dataclass(frozen=True)
-class _History:
-    """The versions of all objects of two releases, the first of which created the definitions, as time went by."""
-
-    settled: dict[str, str]
-    upgraded: dict[str, str]
-    second: dict[str, str]
-    second_alone: dict[str, str]
-    second_upgraded: dict[str, str]
-    left: set[str]
-    said: tuple[str, str]
-
-
-@pytest.fixture(scope="module")
-def history(fresh: ApiServer, helm: Helm) -> _History:
-    """Install and upgrade a release, install another one, uninstall the first and then the other."""
+def test_two_releases_upgrade_beside_each_other_and_leave_only_the_definitions(fresh: ApiServer, helm: Helm) -> None:
+    """The first one creates the definitions, and takes them again when it is back."""
     first, second = (_Release(fresh, helm, fresh.create_namespace()) for _ in range(2))
     before = _everything(fresh)
     first.run("install")
     # The location comes with the second revision (Helm 3), or is no hook any more (Helm 4).
     first.run("upgrade")
     settled = first.versions()
+    # The namespace is not the chart's.
+    assert len(settled) == len(build_installation(EVERYTHING)) - 1 + len(_OURS)
     first.run("upgrade")
-    upgraded = first.versions()
+    assert first.versions() == settled
     second.run("install")
-    second_installed = second.versions()
+    installed = second.versions()
+    assert len(installed) == len(settled)
     said = first.uninstall()
-    second_alone = second.versions()
+    assert all(name in said for name in _OURS)
+    assert second.versions() == installed
     second.run("upgrade")
-    second_upgraded = second.versions()
+    assert second.versions() == installed
     second.uninstall()
-    left = _everything(fresh) - before
-    said_again = first.run("install")
+    assert _everything(fresh) - before == {f"CustomResourceDefinition /{name}" for name in _OURS}
+    assert "Left alone" not in first.run("install")
     first.uninstall()
     _delete_definitions(fresh)
-    return _History(
-        settled, upgraded, second_installed, second_alone, second_upgraded, left=left, said=(said, said_again)
-    )
-
-
-def test_an_upgrade_with_the_same_values_writes_nothing(history: _History) -> None:
-    assert history.upgraded == history.settled
-    # The namespace is not the chart's.
-    assert len(history.settled) == len(build_installation(EVERYTHING)) - 1 + len(_OURS)
-
-
-def test_a_release_in_another_namespace_stays_as_it_is(history: _History) -> None:
-    assert history.second_alone == history.second
-    assert history.second_upgraded == history.second
-    assert len(history.second) == len(history.settled)
-
-
-def test_an_uninstall_leaves_the_definitions_which_the_same_release_takes_again(history: _History) -> None:
-    said, said_again = history.said
-    assert history.left == {f"CustomResourceDefinition /{name}" for name in _OURS}
-    assert all(name in said for name in _OURS)
-    assert "Left alone" not in said_again
 
 
 def _older(folder: Path) -> Path:
