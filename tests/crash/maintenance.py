@@ -28,6 +28,7 @@ from core.models.base import format_time
 from core.models.names import REPO_NAME_LABEL
 from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.crash.controllers import set_status
+from tests.crash.worlds import beside
 from tests.nodeagent.support.maintenance_scene import (
     MaintenanceSetting,
     build_controller,
@@ -92,12 +93,8 @@ class MaintenanceWorld:
     async def leading(self, client: KubeClient | None = None) -> AsyncIterator[None]:
         """Run a leader's controller; its requests go through `client`, if given."""
         controller = build_controller(self.setting, client or self.client, FastClock(), namespace=self.namespace)
-        task = asyncio.create_task(controller.run(), name="leader")
-        try:
+        async with beside(controller.run(), "leader"):
             yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def repository(self) -> JsonDict:
         return await self.client.get(BACKUP_REPOSITORIES, self.namespace, self.name)
@@ -160,14 +157,8 @@ class MaintenanceWorld:
                     await self._pass()
                 await asyncio.sleep(_TICK_SECONDS)
 
-        task = asyncio.create_task(work(), name="kubelet")
-        try:
+        async with beside(work(), "kubelet"):
             yield
-            if task.done():
-                task.result()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def _pass(self) -> None:
         jobs = {job["metadata"]["name"]: job for job in await self.jobs()}

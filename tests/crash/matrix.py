@@ -9,7 +9,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_SNAPSHOT_CONTENTS
 from tests.crash.controllers import RealCluster
 from tests.crash.listing import list_everything
-from tests.crash.worlds import LEASE_SECONDS, World, open_client
+from tests.crash.worlds import LEASE_SECONDS, World, beside, open_client
 from tests.nodeagent.support.harness import Fuse
 from tests.support.apiserver import ApiServer
 from tests.support.objects import JsonDict
@@ -138,14 +138,8 @@ async def summarize(world: World, cluster: RealCluster) -> JsonDict:
 async def open_cluster(client: KubeClient, *, interrupted: int = 0) -> AsyncIterator[RealCluster]:
     """Run the controllers of an API server; the first `interrupted` attempts of each transfer are interrupted."""
     cluster = RealCluster(client, interrupted=interrupted)
-    task = asyncio.create_task(cluster.run(), name="controllers")
-    try:
+    async with beside(cluster.run(), "controllers"):
         yield cluster
-        if task.done():
-            task.result()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -7,11 +7,12 @@ stopped at. Left out are the Lease's, whose number time decides, and the reposit
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -222,6 +223,19 @@ class World:
         """An object as a user creates it in a namespace."""
         kept = {key: obj["metadata"][key] for key in ("name", "labels", "annotations") if key in obj["metadata"]}
         return obj | {"metadata": kept | {"namespace": namespace}}
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """Have `work` run until the end of the block; what it raised before is raised then."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -13,16 +13,13 @@ from functools import partial
 
 import pytest
 
-from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, EVENTS, NODES, POD_VOLUME_BACKUPS, PODS, Resource
-from core.kube.transport import Retry
 from exposer.template import AgentTemplate
-from nodeagent.app import build_agent
 from nodeagent.config.parse import ParsedConfig
 from nodeagent.runtime.settings import RepositoryControllerMode, Settings
-from nodeagent.runtime.transport import load_transport
 from nodeagent.startup import AgentSpec
+from tests.crash.worlds import open_client, running
 from tests.nodeagent.support.dispatching import agent_pod
 from tests.support.apiserver import ApiServer
 from tests.support.objects import build_object
@@ -78,6 +75,9 @@ def _create_webhook(api: Api, namespace: str) -> None:
     api.create(_WEBHOOKS, {"metadata": {"name": namespace}, "webhooks": [webhook]})
 
 
+_PLAIN = partial(AgentTemplate, "mover:1", host_pods="/host_pods")
+
+
 @dataclass(frozen=True)
 class Case:
     """One rejection: the reported message, the reason of its Event, and what causes it."""
@@ -85,11 +85,10 @@ class Case:
     message: str
     reason: str
     reject: Callable[[Api, str], None] | None = None
-    template: AgentTemplate = field(default_factory=partial(AgentTemplate, "mover:1", host_pods="/host_pods"))
+    template: AgentTemplate = field(default_factory=_PLAIN)
     agent_ready: bool = True
 
 
-_PLAIN = partial(AgentTemplate, "mover:1", host_pods="/host_pods")
 _CASES = {
     "quota": Case(r"pods \"transfer\" is forbidden: exceeded quota: full, ", "QuotaExceeded", _set_quota),
     "service-account-missing": Case(
@@ -159,17 +158,10 @@ def _wait_rejected(api: Api, namespace: str) -> None:
 
 @asynccontextmanager
 async def _agent(apiserver: ApiServer, namespace: str, case: Case) -> AsyncIterator[KubeClient]:
-    transport, _ = await load_transport(str(apiserver.kubeconfig))
-    client = KubeClient(transport, Retry(SystemClock()))
     settings = Settings(_NODE, namespace, repository_controller=RepositoryControllerMode.OFF)
-    agent = build_agent(client, SystemClock(), AgentSpec(settings, namespace, ParsedConfig(), case.template))
-    task = asyncio.create_task(agent.run(), name=f"agent of {namespace}")
-    try:
+    spec = AgentSpec(settings, namespace, ParsedConfig(), case.template)
+    async with open_client(apiserver) as client, running(client, spec):
         yield client
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await transport.close()
 
 
 async def _wait_reported(client: KubeClient, namespace: str, case: Case) -> None:

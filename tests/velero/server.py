@@ -5,21 +5,14 @@ namespace of their own, which `make test-velero` makes. The agent finds no `/hos
 Source: Velero v1.18.2, pkg/cmd/server/server.go, pkg/cmd/cli/nodeagent/server.go; controller-runtime's metrics server.
 """
 
-from __future__ import annotations
-
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from tests.support.apiserver import ApiServer, apply_crds
 from tests.support.tools import tool
-from tests.testbed.processes import Supervisor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.apiserver import ApiServer
-    from tests.testbed.processes import Component
+from tests.testbed.processes import Component, Supervisor
 
 _OFF = {
     "1.17.2": (
@@ -36,11 +29,8 @@ def apply_definitions(version: str, server: ApiServer, folder: Path) -> None:
     velero = str(tool(f"velero-{version}", "velero"))
     argv = [velero, "install", "--crds-only", "--dry-run", "-o", "yaml"]
     printed = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
-    path = folder / "definitions.yaml"
-    path.write_text(printed)
-    kubectl = [str(tool("kubernetes", "kubectl")), f"--kubeconfig={server.kubeconfig}"]
-    subprocess.run([*kubectl, "apply", "--server-side", "--force-conflicts", "-f", str(path)], check=True, timeout=60)
-    subprocess.run([*kubectl, "wait", "crd", "--all", "--for=condition=Established"], check=True, timeout=60)
+    (folder / "definitions.yaml").write_text(printed)
+    apply_crds(server.kubeconfig, folder)
 
 
 @contextmanager

@@ -3,31 +3,24 @@
 Jobs and pods are simulated; what server and leader do is their own code, on a real API server.
 """
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from core.clock import SystemClock
+from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import format_time
 from tests.crash.maintenance import MaintenanceWorld, end_job
 from tests.nodeagent.support.maintenance_scene import result
-from tests.support.apiserver import run_apiserver
+from tests.support.apiserver import ApiServer, run_apiserver
+from tests.support.objects import JsonDict
+from tests.testbed.processes import Component
 from tests.velero.server import apply_definitions, running_server
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from core.kube.client import KubeClient
-    from tests.support.apiserver import ApiServer
-    from tests.support.objects import JsonDict
-    from tests.testbed.processes import Component
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -3,14 +3,14 @@
 On a real API server with Velero's own agent. Storage, scheduler, kubelet and data movers are simulated.
 """
 
-from __future__ import annotations
-
 import asyncio
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError
 from core.kube.resources import (
     NODES,
@@ -20,26 +20,18 @@ from core.kube.resources import (
     STORAGE_CLASSES,
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
+    Resource,
 )
 from core.models.names import NODE_LABEL, OUTCOME_ANNOTATION
-from nodeagent.startup import read_spec
 from tests.crash.controllers import RealCluster
-from tests.crash.worlds import World, open_client, running
+from tests.crash.worlds import World, beside
 from tests.nodeagent.support.dispatching import agent_pod, cluster_node
 from tests.nodeagent.support.simulation import TRANSFER_RESOURCES
 from tests.nodeagent.support.transfers import NODE
-from tests.support.apiserver import run_apiserver
+from tests.support.apiserver import ApiServer, run_apiserver
+from tests.support.objects import JsonDict
+from tests.testbed.processes import Component
 from tests.velero.server import apply_definitions, running_agent
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
-
-    from core.kube.client import KubeClient
-    from core.kube.resources import Resource
-    from tests.support.apiserver import ApiServer
-    from tests.support.objects import JsonDict
-    from tests.testbed.processes import Component
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -133,12 +125,6 @@ class _World(World):
                     assert velero.process.poll() is None, velero.log.read_text()
                 await asyncio.sleep(0.2)
 
-    @asynccontextmanager
-    async def our_agent(self) -> AsyncIterator[None]:
-        spec = await read_spec(self.client, self._settings, self.namespace)
-        async with open_client(self.apiserver) as client, running(client, spec):
-            yield
-
     async def until_clean(self, velero: Component | None = None) -> JsonDict:
         """Return the transfer once it is final, and nothing that an expose creates is left."""
         done = await self.until(lambda found: "completionTimestamp" in found.get("status", {}), velero)
@@ -178,10 +164,8 @@ async def world(
 ) -> AsyncIterator[_World]:
     world = _World(apiserver, client, request.param)
     world.folder, world.cluster = tmp_path / "velero", _Cluster(client)
-    controllers = asyncio.create_task(world.cluster.run(), name="controllers")
-    yield world
-    controllers.cancel()
-    await asyncio.wait({controllers})
+    async with beside(world.cluster.run(), "controllers"):
+        yield world
 
 
 def _has_started(velero: Component, kind: str) -> bool:
@@ -201,11 +185,11 @@ async def test_we_carry_on_what_velero_accepted(world: _World, velero_stays: boo
             while "Pod" not in await world.left():
                 await asyncio.sleep(0.2)
         if velero_stays:
-            async with world.our_agent():
+            async with world.agent():
                 world.cluster.not_starting.clear()
                 done = await world.until_clean(velero)
     if not velero_stays:
-        async with world.our_agent():
+        async with world.agent():
             world.cluster.not_starting.clear()
             done = await world.until_clean()
     await world.check(done, NODE)
@@ -216,7 +200,7 @@ async def test_velero_carries_on_what_we_accepted(world: _World) -> None:
     await world.prepare()
     world.cluster.node, world.cluster.mover.seconds = _VELEROS, 3.0
     world.cluster.not_starting.add(world.namespace)
-    async with world.our_agent():
+    async with world.agent():
         await world.begin()
         accepted = await world.until(lambda found: found.get("status", {}).get("phase") == "Accepted")
         assert accepted["status"]["acceptedByNode"] == NODE
