@@ -7,15 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from benchmarks.processes import BenchmarkError
 from core.contract import DataPathReason
 from core.kube.resources import EVENTS, PODS, Resource
 from tests.cluster.bed import Bed
 from tests.cluster.followed import Followed
 from tests.testbed.api import ApiError, Json
 from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.processes import wait_for
 
-_SECONDS: Final = 900
 _POLL_SECONDS: Final = 0.05
 
 _FLUSH: Final = re.compile(r"the disk took ([\d.]+) s")
@@ -75,25 +74,22 @@ class _Watched:
 
     def first(self, what: str, is_it: Callable[[str, Json], bool]) -> float:
         """Wait until a version is so, and return when it arrived."""
-        deadline = time.monotonic() + _SECONDS
-        while True:
-            for moment, change, version in list(self.seen):
-                if is_it(change, version):
-                    return moment
-            if time.monotonic() > deadline:
-                raise BenchmarkError(f"{self.transfer.name}: {what} never came: {self.transfer.last.get('status')}")
-            time.sleep(_POLL_SECONDS)
+        return wait_for(
+            lambda: f"{what} of {self.transfer.name}: {self.transfer.last.get('status')}",
+            lambda: next((moment for moment, change, version in list(self.seen) if is_it(change, version)), None),
+            pause_seconds=_POLL_SECONDS,
+        )
 
 
 def live(transfer: Followed) -> Life:
-    """Create the transfer, wait until nothing is left of it, and return its life; raises BenchmarkError."""
+    """Create the transfer, wait until nothing is left of it, and return its life; raises BedError."""
     own, pod = _Watched(transfer, transfer.resource), _Watched(transfer, PODS)
     for one in (own, pod):
         one.start()
     created = time.time()
     transfer.start()
     try:
-        transfer.wait_phase("Completed", seconds=_SECONDS)
+        transfer.wait_phase("Completed")
         return _measure(created, own, pod)
     finally:
         own.over.set()

@@ -62,12 +62,8 @@ class ControlPlane:
             user="kube-apiserver",
             addresses=(f"IP:{endpoint.host}", f"IP:{endpoint.advertised}", "DNS:localhost"),
         )
-        self._accounts = self.authority.issue("service-accounts", user="service-accounts")
-
-    @property
-    def accounts(self) -> KeyPair:
+        self.accounts = self.authority.issue("service-accounts", user="service-accounts")
         """The pair that signs tokens of service accounts."""
-        return self._accounts
 
     def write_kubeconfig(self, path: Path, pair: KeyPair | None, *, token: str = "", url: str = "") -> None:
         """Write a kubeconfig that authenticates with a certificate, or else with a token.
@@ -105,8 +101,8 @@ class ControlPlane:
         """
         url = f"https://{self.endpoint.host}:{port}"
         others = {"secure-port": port, "authorization-mode": "RBAC", "audit-log-path": f"{self.audit_log}.second"}
-        binary = _kube_apiserver()
-        self._run("kube-apiserver-second", binary, _flags(self._api_server_flags() | others))
+        flags = _flags(self._api_server_flags() | others)
+        self._supervisor.start("kube-apiserver-second", [_kube_apiserver(), *flags])
         self._supervisor.wait("the second API server", lambda: self.is_ready(url))
         return url
 
@@ -133,10 +129,10 @@ class ControlPlane:
             "log-level": "warn",
         }
         # Nothing here has to survive a power cut, and fsync is most of what a write costs.
-        self._run("etcd", tool("etcd", "etcd"), [*_flags(flags), "--unsafe-no-fsync"])
+        self._supervisor.start("etcd", [tool("etcd", "etcd"), *_flags(flags), "--unsafe-no-fsync"])
 
     def _start_api_server(self) -> None:
-        self._run("kube-apiserver", _kube_apiserver(), _flags(self._api_server_flags()))
+        self._supervisor.start("kube-apiserver", [_kube_apiserver(), *_flags(self._api_server_flags())])
 
     def _api_server_flags(self) -> dict[str, object]:
         policy = self._folder / "audit-policy.json"
@@ -156,8 +152,8 @@ class ControlPlane:
             "kubelet-client-key": self.admin.key,
             "kubelet-preferred-address-types": "InternalIP",
             "service-account-issuer": "https://kubernetes.default.svc",
-            "service-account-key-file": self._accounts.certificate,
-            "service-account-signing-key-file": self._accounts.key,
+            "service-account-key-file": self.accounts.certificate,
+            "service-account-signing-key-file": self.accounts.key,
             "service-cluster-ip-range": SERVICE_RANGE,
             "authorization-mode": "Node,RBAC",
             "allow-privileged": "true",
@@ -165,9 +161,6 @@ class ControlPlane:
             "audit-log-path": self.audit_log,
             "audit-log-maxsize": 4096,
         }
-
-    def _run(self, name: str, binary: Path, flags: list[str]) -> None:
-        self._supervisor.start(name, [binary, *flags])
 
 
 def _kube_apiserver() -> Path:

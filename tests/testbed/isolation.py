@@ -5,6 +5,7 @@ kernel ends together with the first process. Nothing inside survives SIGKILL of 
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def check_machine() -> None:
     if os.geteuid() != 0:
         raise BedError("the test bed needs root: it makes namespaces, mounts and containers")
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    missing = {package for name, package in _PROGRAMS.items() if not _which(name, path)}
+    missing = {package for name, package in _PROGRAMS.items() if not shutil.which(name, path=path)}
     if missing:
         raise BedError(f"missing programs; install the packages {' '.join(sorted(missing))}")
 
@@ -120,7 +121,3 @@ def _terminate_first_process(unshare_pid: int) -> None:
     for pid in children:
         with suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGTERM)
-
-
-def _which(name: str, path: str) -> bool:
-    return any(os.access(Path(folder or ".") / name, os.X_OK) for folder in path.split(":"))

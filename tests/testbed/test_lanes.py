@@ -2,7 +2,6 @@
 
 import fcntl
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tests.cluster.bed import Bed
 from tests.cluster.sharing import Shared, has_alone, relies_on
 from tests.testbed.api import Api
 from tests.testbed.demonstration.user import User
+from tests.testbed.processes import wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -69,12 +69,13 @@ def test_exclusive_use_is_granted_before_later_shared_use(bed: Bed) -> None:
 
 def _wait_next(bed: Bed) -> None:
     """Return once a test is the next to have the agents alone."""
-    deadline = time.monotonic() + _SECONDS
-    while time.monotonic() < deadline:
+
+    def is_waiting() -> bool:
         with (bed.folder / f"{Shared.AGENTS}-next.lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return
-        time.sleep(0.01)
-    pytest.fail("no test is waiting to have the agents alone")
+                return True
+        return False
+
+    wait_for("a test that waits to have the agents alone", is_waiting, seconds=_SECONDS)
