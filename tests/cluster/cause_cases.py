@@ -80,11 +80,7 @@ _TARGET = r"target PVC {space}/{name} "
 
 CASES = {
     "taint": Case(
-        _NO_NODE + "untolerated taint",
-        "Unschedulable",
-        "FailedScheduling",
-        storage_class=ELSEWHERE,
-        heals=True,
+        _NO_NODE + "untolerated taint", "Unschedulable", "FailedScheduling", storage_class=ELSEWHERE, heals=True
     ),
     "affinity": _broken(
         _NO_NODE + "didn't match Pod's node affinity/selector",
@@ -129,10 +125,7 @@ CASES = {
         imagePullPolicy="Never",
     ),
     "image-name": _broken(
-        r"Pod velero/{name} cannot start on node \S+: InvalidImageName: ",
-        "Failed",
-        "InspectFailed",
-        image="No//Name",
+        r"Pod velero/{name} cannot start on node \S+: InvalidImageName: ", "Failed", "InspectFailed", image="No//Name"
     ),
     "secret-not-mounted": _broken(
         _CANNOT_START + f'FailedMount: .*secret "{MISSING}" not found',

@@ -9,11 +9,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 
-from core.kube.resources import (
-    EVENTS,
-    PODS,
-    Resource,
-)
+from core.kube.resources import EVENTS, PODS, Resource
 from tests.cluster.bed import Bed
 from tests.cluster.scenes import RESOURCES, is_final
 from tests.testbed.api import ApiError, Json

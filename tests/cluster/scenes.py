@@ -220,11 +220,7 @@ def need_two_nodes(bed: Bed) -> None:
 
 
 def wait_until(
-    bed: Bed,
-    item: Json,
-    *phases: str,
-    when: Callable[[Json], bool] = lambda _: True,
-    seconds: float = LIMIT_SECONDS,
+    bed: Bed, item: Json, *phases: str, when: Callable[[Json], bool] = lambda _: True, seconds: float = LIMIT_SECONDS
 ) -> Json:
     """Wait until a transfer is in one of some phases, any final one if none is named, and `when` holds; returns it."""
     name, deadline = item["metadata"]["name"], time.monotonic() + seconds

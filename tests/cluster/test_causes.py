@@ -15,12 +15,7 @@ from _pytest.mark.structures import ParameterSet
 
 from core.kube.resources import EVENTS, PODS
 from tests.cluster.bed import Bed
-from tests.cluster.breakage import (
-    break_storage,
-    build_mover,
-    build_waiting_pod,
-    tainted,
-)
+from tests.cluster.breakage import break_storage, build_mover, build_waiting_pod, tainted
 from tests.cluster.cause_cases import CASES, ELSEWHERE, OPEN, Case, called
 from tests.cluster.listing import everything
 from tests.cluster.scenes import (

@@ -11,13 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from core.kube.resources import (
-    EVENTS,
-    PERSISTENT_VOLUME_CLAIMS,
-    VOLUME_SNAPSHOT_CONTENTS,
-    VOLUME_SNAPSHOTS,
-    Resource,
-)
+from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS, Resource
 from tests.cluster.bed import Bed
 from tests.cluster.breakage import break_storage
 from tests.cluster.handkopia import open_kopia
@@ -154,14 +148,8 @@ class _Server:
         self.bed.api.patch(self._contents, {"spec": {"deletionPolicy": "Retain"}}, name=content)
         self.bed.api.delete(self._contents, "", content)
         self.bed.api.delete(self._groups, self.space, name)
-        wait_for(
-            "the end of the group",
-            lambda: self.bed.api.get(self._groups, self.space, name) is None,
-        )
-        wait_for(
-            "the end of its content",
-            lambda: self.bed.api.get(self._contents, "", content) is None,
-        )
+        wait_for("the end of the group", lambda: self.bed.api.get(self._groups, self.space, name) is None)
+        wait_for("the end of its content", lambda: self.bed.api.get(self._contents, "", content) is None)
 
 
 @pytest.fixture

@@ -7,11 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from core.kube.resources import (
-    BACKUP_STORAGE_LOCATIONS,
-    EVENTS,
-    PODS,
-)
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, EVENTS, PODS
 from tests.cluster.bed import Bed
 from tests.cluster.configuration import configured
 from tests.cluster.scenes import Place, Volume, build_class, wait_released, watch_ends

@@ -24,11 +24,7 @@ _ENFORCE = "pod-security.kubernetes.io/enforce=restricted"
 _FILL = "umask 027; mkdir /data/folder && echo kept >/data/folder/file && touch /tmp/ready && exec sleep infinity"
 _SHOW = "ls -A /data; cat /data/folder/file; touch /tmp/ready; exec sleep infinity"
 
-_RESTRICTED = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "readOnlyRootFilesystem": True,
-}
+_RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
 
 
 @pytest.fixture

@@ -11,12 +11,7 @@ from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import build_container
 from tests.testbed.processes import wait_for
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.lane(name="apart"),
-    pytest.mark.timeout(1800),
-    pytest.mark.thorough,
-]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(1800), pytest.mark.thorough]
 
 _FIRST, _OTHER = "bed-1", "bed-2"
 _RUN = "import time; print('runs', flush=True); time.sleep(900)"

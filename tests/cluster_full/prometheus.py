@@ -81,10 +81,7 @@ def run_prometheus(folder: Path, own: ApartAgent) -> Iterator[Prometheus]:
     divided = [divide_durations(rule, FACTOR) for rule in read_rules()]
     rules = {"groups": [{"name": "node-agent", "rules": divided}]}
     (folder / "rules.yaml").write_text(json.dumps(rules), encoding="utf-8")
-    job = {
-        "job_name": "node-agent",
-        "file_sd_configs": [{"files": ["targets.json"], "refresh_interval": "1s"}],
-    }
+    job = {"job_name": "node-agent", "file_sd_configs": [{"files": ["targets.json"], "refresh_interval": "1s"}]}
     config = {
         "global": {"scrape_interval": _INTERVAL, "scrape_timeout": _INTERVAL, "evaluation_interval": _INTERVAL},
         "rule_files": ["rules.yaml"],

@@ -45,12 +45,7 @@ _OF_FAILURES = "NodeAgentTransfersFailing"
 _OF_REPOSITORIES = ("NodeAgentRepositoryNotReady", "NodeAgentMaintenanceFailing", "NodeAgentIndexBlobsGrowing")
 _OF_MANY = "NodeAgentVolumesOmitted"
 _OF_RETENTION = ("NodeAgentRetentionHeld", "NodeAgentRetentionBacklog", "NodeAgentRetentionOldRules")
-_OF_AGENTS = (
-    "NodeAgentConfigurationRejected",
-    "NodeAgentAPIThrottled",
-    "NodeAgentDown",
-    "NodeAgentDispatcherMissing",
-)
+_OF_AGENTS = ("NodeAgentConfigurationRejected", "NodeAgentAPIThrottled", "NodeAgentDown", "NodeAgentDispatcherMissing")
 
 FIRED = (
     *(_OF_COVERAGE, _OF_MANY, _OF_FAILURES),

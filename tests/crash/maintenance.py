@@ -29,12 +29,7 @@ from core.models.names import REPO_NAME_LABEL
 from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.crash.controllers import set_status
 from tests.crash.worlds import beside
-from tests.nodeagent.support.maintenance_scene import (
-    MaintenanceSetting,
-    build_controller,
-    repository_object,
-    result,
-)
+from tests.nodeagent.support.maintenance_scene import MaintenanceSetting, build_controller, repository_object, result
 from tests.nodeagent.support.transfers import NODE
 from tests.support.deletion import force_delete
 from tests.support.objects import JsonDict, build_object

@@ -38,11 +38,7 @@ async def _check_end(world: MaintenanceWorld, where: str) -> None:
     created = history[-1]["startTimestamp"]
     (job,) = [job for job in await world.jobs() if job["metadata"]["creationTimestamp"] == created]
     completed = job["status"]["completionTime"]
-    assert history[-1] == {
-        "result": "Succeeded",
-        "startTimestamp": created,
-        "completeTimestamp": completed,
-    }, where
+    assert history[-1] == {"result": "Succeeded", "startTimestamp": created, "completeTimestamp": completed}, where
     assert (await world.repository())["status"]["lastMaintenanceTime"] == completed, where
     assert (world.overlaps, world.taken) == ([], []), where
 

@@ -205,11 +205,7 @@ class World:
         await self._create(VOLUME_SNAPSHOT_CONTENTS, taken)
 
     def _claim(self, name: str) -> JsonDict:
-        spec = {
-            "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": "1Gi"}},
-            "storageClassName": "",
-        }
+        spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""}
         return build_object(PERSISTENT_VOLUME_CLAIMS, name, self.space, spec=spec)
 
     async def _create(self, resource: Resource, obj: JsonDict) -> JsonDict:

@@ -14,10 +14,7 @@ import pytest
 
 from client.permissions import DESCRIBE_PERMISSIONS, STATUS_PERMISSIONS
 from core.kube import resources
-from core.kube.resources import (
-    PERSISTENT_VOLUME_CLAIMS,
-    PODS,
-)
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from tests.client.support.browser import visit
 from tests.client.support.volumes_scene import a_backup, a_cron_job
 from tests.crash.controllers import set_status

@@ -18,13 +18,7 @@ from core.kube.resources import NAMESPACES, PODS, PRIORITY_CLASSES
 from exposer.manifests import build_backup_claim
 from exposer.model import LocatedVolume
 from exposer.pod_manifest import Placement
-from exposer.pods import (
-    build_backup_pod,
-    build_init_pod,
-    build_pod_volume_pod,
-    build_restore_pod,
-    build_validation_pod,
-)
+from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod, build_validation_pod
 from exposer.settings import CacheVolume, ExposeSettings, PodSettings, StorageAccess
 from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request

@@ -21,12 +21,7 @@ from exposer.expose_run import ExposeRun, check_copies, delete_copies, ensure_co
 from exposer.leaked_objects import list_leaked_objects
 from exposer.model import CopyPlan, Owner, PendingError
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, agent_permissions
-from nodeagent.runtime.preflight import (
-    check_cluster,
-    check_permissions,
-    judge_definitions,
-    read_definitions,
-)
+from nodeagent.runtime.preflight import check_cluster, check_permissions, judge_definitions, read_definitions
 from nodeagent.runtime.settings import Settings
 from nodeagent.runtime.transport import load_transport
 from nodeagent.startup import read_spec

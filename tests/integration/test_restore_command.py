@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 
 from client.permissions import RESTORE_PERMISSIONS
-from core.kube.resources import (
-    DATA_DOWNLOADS,
-    DATA_UPLOADS,
-    PERSISTENT_VOLUME_CLAIMS,
-    STORAGE_CLASSES,
-)
+from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, STORAGE_CLASSES
 from core.models.backups import SavedClaim
 from tests.integration.person import Done, Person
 from tests.support.apiserver import ApiServer

@@ -10,15 +10,7 @@ import pytest
 from client.backups.plan import Choice, ClaimName
 from client.schedules.manifests import EXPIRY_PERMISSIONS, SCHEDULE_PERMISSIONS, schedule_permissions
 from client.schedules.request import ScheduleRequest
-from core.kube.resources import (
-    CRON_JOBS,
-    DATA_UPLOADS,
-    JOBS,
-    POD_VOLUME_BACKUPS,
-    ROLES,
-    SERVICE_ACCOUNTS,
-    Resource,
-)
+from core.kube.resources import CRON_JOBS, DATA_UPLOADS, JOBS, POD_VOLUME_BACKUPS, ROLES, SERVICE_ACCOUNTS, Resource
 from core.kube.transport import APPLY_PATCH, MERGE_PATCH
 from nodeagent.__main__ import main
 from nodeagent.runtime.permissions import Permission, Scope

@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 
 from client.install.manifests import build_everything, read_definitions
-from client.permissions import (
-    UNINSTALL_PERMISSIONS,
-    VERSION_PERMISSIONS,
-    delete_permissions,
-    installer_permissions,
-)
+from client.permissions import UNINSTALL_PERMISSIONS, VERSION_PERMISSIONS, delete_permissions, installer_permissions
 from core.kube.resources import (
     BACKUP_REPOSITORIES,
     CLUSTER_ROLE_BINDINGS,

@@ -5,13 +5,7 @@ import asyncio
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.resources import (
-    PERSISTENT_VOLUME_CLAIMS,
-    PODS,
-    VOLUME_SNAPSHOT_CONTENTS,
-    VOLUME_SNAPSHOTS,
-    Resource,
-)
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS, Resource
 from core.models.names import OWNER_UID_LABEL
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.workload import ONTO_ANY_NODE

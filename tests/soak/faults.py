@@ -151,9 +151,5 @@ FAULTS = (
     Fault("deleted", ending=Ending(frozenset({"deleted", "Canceled", "Completed"})), strike=_delete),
     Fault("no location", ending=_failed("BackupStorageLocation.*does not exist"), spoil=_lose_location, patient=True),
     Fault("wrong keys", ending=_failed("secret access key is not accepted"), spoil=_take_wrong_keys),
-    Fault(
-        "no source",
-        ending=_failed("does not exist|not in the repository|has no volume"),
-        spoil=_lose_source,
-    ),
+    Fault("no source", ending=_failed("does not exist|not in the repository|has no volume"), spoil=_lose_source),
 )

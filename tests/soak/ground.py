@@ -27,12 +27,7 @@ from tests.cluster.handkopia import open_kopia
 from tests.cluster.scenes import RESOURCES, Place, Volume, build_pod_transfer, is_final
 from tests.cluster.workloads import build_holder, is_waiting
 from tests.testbed.api import Json
-from tests.testbed.demonstration.manifests import (
-    NAMESPACE,
-    build_claim,
-    build_namespace,
-    build_snapshot,
-)
+from tests.testbed.demonstration.manifests import NAMESPACE, build_claim, build_namespace, build_snapshot
 from tests.testbed.processes import BedError
 
 _BY_KIND = {"Secret": SECRETS, "BackupStorageLocation": BACKUP_STORAGE_LOCATIONS}

@@ -50,12 +50,7 @@ class Api:
             self._context.load_cert_chain(user["client-certificate"], user["client-key"])
 
     def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Json | None = None,
-        content_type: str = "application/json",
+        self, method: str, path: str, *, body: Json | None = None, content_type: str = "application/json"
     ) -> Json:
         """Send one request and return the parsed answer.
 
@@ -67,14 +62,7 @@ class Api:
         parsed: Json = json.loads(text)
         return parsed
 
-    def text(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Json | None = None,
-        content_type: str = "application/json",
-    ) -> str:
+    def text(self, method: str, path: str, *, body: Json | None = None, content_type: str = "application/json") -> str:
         """Like `request`, for answers that are not JSON, such as a log."""
         status, text = self._send(method, path, body=body, content_type=content_type)
         attempts = 1

@@ -155,8 +155,7 @@ class Cluster:
             supervisor.wait(f"node {name}", partial(_is_ready, api, name))
             self._say(f"node {name} ready")
         supervisor.wait(
-            "the service account default",
-            lambda: api.get(SERVICE_ACCOUNTS, "default", "default") is not None,
+            "the service account default", lambda: api.get(SERVICE_ACCOUNTS, "default", "default") is not None
         )
         supervisor.wait("the S3 server", _s3_answers)
         supervisor.wait("the images", images.done)

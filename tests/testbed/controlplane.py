@@ -73,10 +73,7 @@ class ControlPlane:
         user = {"token": token}
         if pair is not None:
             user = {"client-certificate": str(pair.certificate), "client-key": str(pair.key)}
-        cluster = {
-            "server": url or self.endpoint.url,
-            "certificate-authority": str(self.authority.pair.certificate),
-        }
+        cluster = {"server": url or self.endpoint.url, "certificate-authority": str(self.authority.pair.certificate)}
         config = {
             "apiVersion": "v1",
             "kind": "Config",

@@ -11,10 +11,7 @@ import pytest
 
 from tests.testbed.layout import ROOT
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root may create mounts"),
-]
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(os.geteuid() != 0, reason="only root may create mounts")]
 
 _KUBELET = "/var/lib/kubelet"
 

@@ -18,7 +18,7 @@ _OFF = {
     "1.17.2": (
         "backup,backup-operations,backup-deletion,backup-finalizer,backup-sync,download-request,gc,restore,"
         "restore-operations,schedule,server-status-request,restore-finalizer"
-    ),
+    )
 }
 _OFF["1.18.3"] = f"backup-queue,{_OFF['1.17.2']}"
 """Every controller that can be switched off, but that of backup repositories."""
