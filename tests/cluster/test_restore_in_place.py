@@ -1,6 +1,5 @@
 """Restore into the volume that a PVC has, on a real kubelet and driver: as a person and as a server asks for it."""
 
-import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +50,9 @@ class _Scene:
     def volume(self) -> Any:
         return self.bed.api.get(PERSISTENT_VOLUMES, "", self.claim()["spec"]["volumeName"])
 
+    def set_policy(self, volume: str, policy: str) -> None:
+        self.bed.api.patch(PERSISTENT_VOLUMES, {"spec": {"persistentVolumeReclaimPolicy": policy}}, name=volume)
+
 
 @pytest.fixture
 def scene(agent: Bed, space: str) -> Iterator[_Scene]:
@@ -71,6 +73,12 @@ def _damage(folder: Path) -> dict[str, tuple[int, int]]:
     (folder / "link").symlink_to("elsewhere")
     names = [f"folder/{number}" for number in range(3, 20)]
     return {name: ((folder / name).stat().st_ino, (folder / name).stat().st_mtime_ns) for name in names}
+
+
+def _expect_restored(folder: Path) -> None:
+    assert sorted(path.name for path in folder.iterdir()) == ["folder", "link", "lost+found"]
+    texts = {path.name: path.read_text() for path in (folder / "folder").iterdir()}
+    assert texts == {str(number): f"as it was {number}" * 1000 for number in range(20)}
 
 
 def test_a_volume_is_as_it_was_and_its_pvc_has_it_again(scene: _Scene) -> None:
@@ -100,9 +108,7 @@ def test_a_volume_is_as_it_was_and_its_pvc_has_it_again(scene: _Scene) -> None:
     assert volume["spec"]["persistentVolumeReclaimPolicy"] == policy
     assert volume["spec"]["claimRef"]["uid"] == after["metadata"]["uid"]
     assert not [key for key in volume["metadata"].get("annotations", {}) if key.startswith("nodeagent.io/")]
-    assert sorted(path.name for path in folder.iterdir()) == ["folder", "link", "lost+found"]
-    texts = {path.name: path.read_text() for path in (folder / "folder").iterdir()}
-    assert texts == {str(number): f"as it was {number}" * 1000 for number in range(20)}
+    _expect_restored(folder)
     assert (folder / "folder/2").stat().st_mode & 0o777 == 0o644
     assert str((folder / "link").readlink()) == "folder/3"
     stats = {name: (folder / name).stat() for name in equal}
@@ -116,8 +122,7 @@ def _release(scene: _Scene) -> str:
     Source: Velero main at 4a7db86f17d3, pkg/restore/actions/csi/pvc_action.go (deleteExistingPVC).
     """
     name = scene.volume()["metadata"]["name"]
-    retain = json.dumps({"spec": {"persistentVolumeReclaimPolicy": "Retain"}})
-    scene.bed.user.kubectl("patch", "pv", name, "--type=merge", "-p", retain)
+    scene.set_policy(name, "Retain")
     scene.bed.user.kubectl("delete", "pvc", "data", "-n", scene.space)
     return str(name)
 
@@ -154,10 +159,8 @@ def test_a_volume_that_a_server_has_released_is_bound_again_whether_it_is_restor
 
     assert done["status"]["phase"] == "Completed", done["status"]
     assert scene.volume()["metadata"]["name"] == volume
-    assert sorted(path.name for path in folder.iterdir()) == ["folder", "link", "lost+found"]
-    texts = {path.name: path.read_text() for path in (folder / "folder").iterdir()}
-    assert texts == {str(number): f"as it was {number}" * 1000 for number in range(20)}
-    bed.user.kubectl("patch", "pv", volume, "--type=merge", "-p", '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}')
+    _expect_restored(folder)
+    scene.set_policy(volume, "Delete")
 
 
 _CHECK = """\
@@ -200,7 +203,7 @@ def test_a_file_system_is_written_by_block_where_it_is_and_its_pod_starts_again(
     assert device.is_block_device()
     assert device.read_bytes() == expected
     bed.user.run_pod(build_pod(space, "again", claim="data", script=["-c", _CHECK], folders={}))
-    bed.user.kubectl("patch", "pv", name, "--type=merge", "-p", '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}')
+    scene.set_policy(name, "Delete")
 
 
 def _restore_device(scene: _Scene, snapshot_id: str) -> bytes:
