@@ -28,7 +28,6 @@ class Case:
         reason: The reason of the Event on the transfer.
         visible: The reason of the Event by which the cluster reports it, on a pod or claim of the transfer's name;
             empty: it exists before the transfer.
-        kind: The transfer's kind.
         pod: The mover pod that the agent finds: fields of its spec.
         container: And of its container.
         bound: That pod is bound to its node by the test, past the scheduler.

@@ -51,7 +51,6 @@ class Tracked:
     """A volume, its backups by block in a location of its own, and what they cost.
 
     Attributes:
-        bed: Where it is.
         space: Its namespace, and the name of its location.
         block: It is a device; else it has a file system with one file.
         content: What each backup has to have, by name: all of the device.

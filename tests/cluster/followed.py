@@ -46,7 +46,6 @@ class Followed:
     """One transfer.
 
     Attributes:
-        bed: Where it is.
         transfer: It as it was made.
         versions: It as it has been since, one version after the other.
     """

@@ -106,7 +106,6 @@ class Interruption:
     """A kind of interruption.
 
     Attributes:
-        name: What it is called.
         causes: The causes that the attempts may give, of `core.models.phases.InterruptionCause`.
         strike: Interrupts transfers that a gate holds; it may open the gate.
         graceful: Whether a backup gets some time, in which one that has read everything completes.

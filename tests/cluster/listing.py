@@ -30,7 +30,6 @@ def everything(bed: Bed, *own: str) -> set[str]:
     snapshot or its group of snapshots.
 
     Args:
-        bed: The cluster to list.
         own: The caller's names, of which its namespace is one.
     """
     found = set()

@@ -69,15 +69,9 @@ class Site:
     """What a test moves: a volume `data`, a device `disk`, and the volume of a pod `writer`.
 
     Attributes:
-        bed: Where it is.
-        space: Its namespace.
         url: Where the storage of its transfers is.
         node: The node of its pods; empty: any.
         shared: All nodes reach its volumes; else they are where the test bed creates volumes.
-        devices: It has a device.
-        size: How large its volumes are.
-        fill: Writes data into the folder of a volume.
-        fill_device: Writes data to a device.
     """
 
     bed: Bed

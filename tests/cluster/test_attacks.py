@@ -103,10 +103,8 @@ class Outcome:
 
     Attributes:
         backups: The PodVolumeBackup of each volume, as it ended.
-        restore: The PodVolumeRestore, as it ended.
         tenant: What the pod that was backed up has logged.
         restored: What the pod that was restored has found in its volume.
-        agent: What the agent of the node has logged.
     """
 
     backups: dict[str, Json] = field(default_factory=dict)

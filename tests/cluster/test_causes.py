@@ -66,8 +66,6 @@ class Reports:
     """What became of all transfers, by their cases' names.
 
     Attributes:
-        space: The namespace of their volume.
-        cases: The causes.
         versions: Each transfer as it was when its message named its cause.
         events: Those of the agent's namespace, once all causes were reported.
         healed: Transfers as they ended, whose cause was healed.

@@ -52,9 +52,7 @@ class _Server:
     v1beta2, as main at d2241adba does; v1.17.2 does the same with v1beta1.
 
     Attributes:
-        bed: Where the claims are.
         space: Their namespace, also the name of the backup and of its storage location.
-        version: The version of the API of groups.
     """
 
     bed: Bed

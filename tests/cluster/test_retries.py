@@ -33,7 +33,6 @@ class Ended:
     """What became of the transfers.
 
     Attributes:
-        transfers: Them, by their kinds.
         differences: What they have kept or restored otherwise than it was.
         writers: Who could write to the volumes that were restored.
         double_writers: Those who could at the same time as another one.

@@ -33,13 +33,10 @@ class Workload:
     """A pod with a claim `data` and an emptyDir `scratch`, in a namespace of its own.
 
     Attributes:
-        bed: Where it runs.
-        space: Its namespace.
         name: Its name, and its claim's.
         bytes_by_volume: How much it writes into each volume; nothing: it waits for its data.
         block: Its claim is a device, which it does not touch.
         on: The node that it and its volume are for; empty: any, and its volume is where the test bed creates volumes.
-        location: The storage location of its transfers.
     """
 
     bed: Bed

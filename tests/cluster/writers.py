@@ -37,7 +37,6 @@ class Writer:
         pod: The pod's UID.
         began: When its process was started.
         seen: When it was seen last.
-        command: The mover's arguments.
     """
 
     volume: str

@@ -28,11 +28,7 @@ _POLL_SECONDS = 0.5
 
 @dataclass
 class Prometheus:
-    """Prometheus, and the alerts that have fired so far.
-
-    Attributes:
-        fired: Their names.
-    """
+    """Prometheus, and the alerts that have fired so far."""
 
     folder: Path
     port: int

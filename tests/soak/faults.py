@@ -33,7 +33,6 @@ class Fault:
     """A kind of fault.
 
     Attributes:
-        name: What it is called.
         kinds: The kinds of transfer that it may affect.
         ending: How such a transfer may end.
         spoil: Changes the transfer before it is made.

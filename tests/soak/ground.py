@@ -42,7 +42,6 @@ class Ground:
     """What one worker has for itself.
 
     Attributes:
-        bed: Where it is.
         gate: Behind which its storage location is.
         name: Its namespace, its location and the beginning of its transfers' names.
         by_block: Its claim is a device, which is backed up by block.

@@ -50,11 +50,7 @@ class Keeper:
 
     Attributes:
         ground: Its namespace, whose location nobody else uses.
-        journal: Where it is recorded.
-        method: How its volume is backed up.
         grounds: Those whose repositories it has maintained.
-        chance: Of what it does.
-        over: When it ends.
         contents: The digest of each of its backups.
         expired: How many backups its schedule has deleted.
     """

@@ -175,7 +175,6 @@ class Api:
         """Yield watch events of a kind in all namespaces, from a resource version on.
 
         Args:
-            resource: The kind.
             resource_version: The version after which to begin; empty: what is there comes first, as ADDED.
             name: If not empty, only objects of this name.
             seconds: How long to watch. The server may end it before; the caller then starts again.

@@ -37,9 +37,6 @@ class Demo:
     """One run of the demonstration.
 
     Attributes:
-        env: The environment of a command in the test bed.
-        user: Who does it all.
-        data_bytes: How much to move, about.
         least_readings: How often each resource must report its progress.
     """
 

@@ -40,7 +40,6 @@ def import_images(node: Node, agent_archive: Path) -> None:
     """Import both images into a node whose containerd runs.
 
     Args:
-        node: The node.
         agent_archive: The project's own image, as a docker-archive.
     """
     for archive, image in ((pause_archive(), PAUSE_IMAGE), (agent_archive, AGENT_IMAGE)):
@@ -82,8 +81,6 @@ def write_image(path: Path, names: Sequence[str], programs: Mapping[str, bytes],
     Source: https://github.com/moby/docker-image-spec/blob/main/v1.2.md
 
     Args:
-        path: The archive that is written.
-        names: The names of the image.
         programs: The content of each program, by its path without the leading slash.
         start: What runs if a pod names no command.
     """

@@ -18,8 +18,6 @@ def install_agent(user: User, env: Mapping[str, str], *, variables: Iterable[str
     """Apply `deploy/`, the Secret and the location; returns when an agent is ready on each node.
 
     Args:
-        user: Applies them.
-        env: The environment of a command in the test bed.
         variables: More variables of the agents and their movers, as `NAME=value`.
     """
     deploy = ROOT / "deploy"

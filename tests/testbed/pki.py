@@ -51,7 +51,6 @@ class Authority:
         """A certificate for both ends of a connection.
 
         Args:
-            name: The name of the files.
             user: The common name; Kubernetes takes it as the user.
             group: The organization; Kubernetes takes it as the group.
             addresses: Subject alternative names, such as `IP:10.96.0.1` or `DNS:localhost`.

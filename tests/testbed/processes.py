@@ -73,8 +73,6 @@ class Supervisor:
         """Start a component; its output goes to `<name>.log`.
 
         Args:
-            name: What messages call it.
-            argv: The command.
             env: Added to this process's own environment.
         """
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -109,7 +107,6 @@ class Supervisor:
         Args:
             what: Completes the sentence "waited for …".
             ready: Called repeatedly; it must not raise.
-            seconds: The longest wait.
 
         Raises:
             BedError: Time ran out, or a component ended meanwhile.

@@ -34,12 +34,7 @@ _CTR = ("ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k
 
 @dataclass(frozen=True)
 class Release:
-    """The manifests of one version.
-
-    Attributes:
-        deploy: Its directory `deploy`.
-        image: The name of its image on the nodes.
-    """
+    """The manifests of one version."""
 
     deploy: Path
     image: str

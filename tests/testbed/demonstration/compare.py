@@ -13,9 +13,6 @@ class Comparison:
     """What two surveys have in common, and what not.
 
     Attributes:
-        files: Regular files that were compared.
-        folders: Folders that were compared.
-        links: Symbolic links that were compared.
         size_bytes: Of all regular files.
         differences: One line for each, in the order of paths.
     """

@@ -96,8 +96,6 @@ def follow(api: Api, resource: Resource, item: Json, *, say: Callable[[str], Non
     """Follow a resource that was just made until it is final.
 
     Args:
-        api: Where it is.
-        resource: Its kind.
         item: The object as it was made.
         say: Gets each line of the timeline as it comes about.
     """
