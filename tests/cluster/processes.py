@@ -90,6 +90,10 @@ def of_pod(pod: Json) -> Callable[[Process], bool]:
     return lambda process: f"pod{uid}" in _read(f"/proc/{process.pid}/cgroup")
 
 
+def is_program(name: str) -> Callable[[Process], bool]:
+    return lambda process: Path(process.argv[0]).name == name
+
+
 def is_agent(node: str) -> Callable[[Process], bool]:
     """Whether a process is a node's agent of the test bed: tests of other lanes install agents of their own."""
 

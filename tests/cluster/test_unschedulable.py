@@ -3,14 +3,13 @@
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 
 from core.kube.resources import DAEMON_SETS, PODS
 from tests.cluster.bed import Bed
 from tests.cluster.configuration import ONE_SLOT, configured
-from tests.cluster.processes import Process, wait_for_one
+from tests.cluster.processes import is_program, wait_for_one
 from tests.cluster.scenes import wait_until
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
 from tests.cluster.workloads import Workload, back_up, expect_nothing_left
@@ -82,7 +81,7 @@ def _tolerate(bed: Bed, namespace: str, pod: str) -> None:
 @contextmanager
 def _closed(bed: Bed, node: str) -> Iterator[None]:
     """Keep new pods off a node in every way, and evict those that do not tolerate its taint."""
-    scheduler = wait_for_one("the scheduler", _is_scheduler)
+    scheduler = wait_for_one("the scheduler", is_program("kube-scheduler"))
     try:
         bed.user.kubectl("cordon", node)
         bed.user.kubectl("taint", "node", node, f"{_KEY}=soon:NoSchedule", f"{_KEY}=now:NoExecute")
@@ -92,7 +91,3 @@ def _closed(bed: Bed, node: str) -> Iterator[None]:
         scheduler.go_on()
         bed.user.kubectl("taint", "node", node, f"{_KEY}-")
         bed.user.kubectl("uncordon", node)
-
-
-def _is_scheduler(process: Process) -> bool:
-    return Path(process.argv[0]).name == "kube-scheduler"

@@ -49,10 +49,6 @@ def is_kubelet(node: str) -> Callable[[Process], bool]:
     return lambda process: Path(process.argv[0]).name == "kubelet" and node in process.argv
 
 
-def is_api_server(process: Process) -> bool:
-    return Path(process.argv[0]).name == "kube-apiserver"
-
-
 def kill_node() -> None:
     """End everything of the second node at once: its namespaces end with their first process."""
     for process in find_all(_is_node):

@@ -7,9 +7,9 @@ import pytest
 
 from tests.cluster.bed import Bed
 from tests.cluster.interruptions import movers_of
-from tests.cluster.processes import is_agent, wait_for_one
+from tests.cluster.processes import is_agent, is_program, wait_for_one
 from tests.cluster_full.quartet import Quartet
-from tests.cluster_full.respawn import Component, is_api_server, is_kubelet
+from tests.cluster_full.respawn import Component, is_kubelet
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.install import AGENT_LABEL
@@ -66,7 +66,7 @@ def test_kubelet(held: Quartet) -> None:
 def test_api_server(held: Quartet) -> None:
     """The movers end while no result can be reported."""
     pods = held.pods()
-    server = Component.find("API server", is_api_server, held.bed.folder / "logs" / "kube-apiserver.log")
+    server = Component.find("API server", is_program("kube-apiserver"), held.bed.folder / "logs" / "kube-apiserver.log")
     server.kill()
     held.gate.open()
     _wait_movers_ended(pods)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from core.kube.resources import LEASES
 from tests.cluster.bed import Bed
-from tests.cluster.processes import find_all, is_agent
-from tests.cluster_full.respawn import Component, is_api_server, is_kubelet
+from tests.cluster.processes import find_all, is_agent, is_program
+from tests.cluster_full.respawn import Component, is_kubelet
 from tests.testbed.demonstration.manifests import NAMESPACE
 
 _DOWN_SECONDS = 2.0
@@ -21,9 +21,14 @@ def build_chaos(bed: Bed) -> Mapping[str, Callable[[], None]]:
         for process in find_all(is_agent(node)):
             process.kill()
 
+    matches = {
+        "kubelet": is_kubelet("bed-1"),
+        "API server": is_program("kube-apiserver"),
+        "provisioner": is_program("csi-provisioner"),
+    }
+
     def kill_for_a_while(what: str, log: Path) -> None:
-        matches = {"kubelet": is_kubelet("bed-1"), "API server": is_api_server, "provisioner": _is_provisioner}[what]
-        component = Component.find(what, matches, log)
+        component = Component.find(what, matches[what], log)
         component.kill()
         time.sleep(_DOWN_SECONDS)
         component.start()
@@ -38,7 +43,3 @@ def build_chaos(bed: Bed) -> Mapping[str, Callable[[], None]]:
         "provisioner killed": lambda: kill_for_a_while("provisioner", logs / "csi-provisioner.log"),
         "Lease deleted": lambda: bed.api.delete(LEASES, NAMESPACE, "node-agent-dispatcher"),
     }
-
-
-def _is_provisioner(process: object) -> bool:
-    return Path(getattr(process, "argv", ("",))[0]).name == "csi-provisioner"

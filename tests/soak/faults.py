@@ -1,7 +1,6 @@
 """Faults for one transfer, and the final phases that each allows."""
 
 import random
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ _STALL_SECONDS = 8
 _LONGEST_DELAY_SECONDS = 12.0
 
 _COMPLETED = Ending(frozenset({"Completed"}))
-_faults_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -101,18 +99,14 @@ def _fail_provisioning(ground: Ground, transfer: Json, _chance: random.Random) -
     name = transfer["metadata"]["name"]
     _set_fault(ground, name, f"provision {NAMESPACE}/{name} fail:the disk is full")
     time.sleep(_STALL_SECONDS)
-    _set_fault(ground, name, "")
+    _set_fault(ground, name, None)
 
 
-def _set_fault(ground: Ground, name: str, line: str) -> None:
+def _set_fault(ground: Ground, name: str, line: str | None) -> None:
     """Ask the test bed's storage for a fault of one claim, or for none any more."""
     namespace, config_map = FAULT_CONFIG_MAP
-    with _faults_lock:
-        fresh = {"metadata": {"namespace": namespace, "name": config_map}, "data": {"faults": ""}}
-        found = ground.bed.api.create(CONFIG_MAPS, fresh)
-        lines = [each for each in found.get("data", {}).get("faults", "").splitlines() if f"/{name} " not in each]
-        text = "\n".join([*lines, line] if line else lines)
-        ground.bed.api.patch(CONFIG_MAPS, {"data": {"faults": text}}, name=config_map, namespace=namespace)
+    ground.bed.api.create(CONFIG_MAPS, {"metadata": {"namespace": namespace, "name": config_map}})
+    ground.bed.api.patch(CONFIG_MAPS, {"data": {name: line}}, name=config_map, namespace=namespace)
 
 
 def _lose_location(transfer: Json) -> None:

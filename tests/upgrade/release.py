@@ -12,7 +12,7 @@ import yaml
 
 from core.kube.resources import PODS
 from tests.cluster.bed import Bed
-from tests.cluster.processes import find_all
+from tests.cluster.processes import find_all, is_program
 from tests.support.tools import previous_image, previous_sources
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE, build_location, build_namespace
@@ -97,7 +97,7 @@ def import_previous_image() -> None:
     """
     ours, theirs, kept = (f"{_REGISTRY}/{name}" for name in (AGENT_IMAGE, _PREVIOUS_IMAGE, "node-agent:kept"))
     archive = str(previous_image())
-    for node in find_all(lambda process: Path(process.argv[0]).name == "containerd"):
+    for node in find_all(is_program("containerd")):
         for arguments in (
             ["tag", ours, kept],
             ["import", archive],
