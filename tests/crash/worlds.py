@@ -63,9 +63,11 @@ def is_write(request: Request) -> bool:
 
 
 @asynccontextmanager
-async def open_client(apiserver: ApiServer, fuse: Fuse | None = None) -> AsyncIterator[KubeClient]:
-    """A client with the administrator's permissions; its requests go through `fuse`, if given."""
-    transport, _ = await load_transport(str(apiserver.kubeconfig))
+async def open_client(
+    apiserver: ApiServer, fuse: Fuse | None = None, *, kubeconfig: Path | None = None
+) -> AsyncIterator[KubeClient]:
+    """A client with the administrator's permissions or those of a kubeconfig; its requests go through `fuse`."""
+    transport, _ = await load_transport(str(kubeconfig or apiserver.kubeconfig))
     if fuse is not None:
         fuse.inner = transport
     try:

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from core.clock import SystemClock
 from core.kube.client import KubeClient
-from core.kube.transport import Retry
-from nodeagent.runtime.transport import load_transport
+from tests.crash.worlds import open_client
 from tests.integration.installer import Installer
 from tests.support.apiserver import ApiServer, run_apiserver
 
@@ -33,9 +31,8 @@ def namespace(apiserver: ApiServer) -> str:
 @pytest.fixture
 async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
     """The product's client, with the administrator's permissions."""
-    transport, _ = await load_transport(str(apiserver.kubeconfig))
-    yield KubeClient(transport, Retry(SystemClock()))
-    await transport.close()
+    async with open_client(apiserver) as client:
+        yield client
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Lease, admission ledger and dispatcher against a real API server: its validation, conflicts and pruning."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -11,12 +10,12 @@ import pytest
 from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, LEASES, PODS
-from core.kube.transport import MERGE_PATCH, Request
 from core.models.names import ADMISSIONS_CONFIGMAP, DATA_MOVER_FINALIZER, DISPATCHER_LEASE, NODE_LABEL
 from nodeagent.config.keys import LoadConcurrency
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
+from tests.crash.controllers import set_status
 from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.dispatching import ScriptedKind, agent_pod
 from tests.nodeagent.support.transfers import data_upload
@@ -66,9 +65,7 @@ async def create_agent_pod(client: KubeClient, namespace: str) -> None:
     pod["spec"]["containers"] = [{"name": "agent", "image": "none"}]
     status = pod.pop("status")
     await client.create(PODS, pod)
-    path = f"{PODS.path(namespace, pod['metadata']['name'])}/status"
-    body = json.dumps({"status": status}).encode()
-    await client.transport.request(Request("PATCH", path, body=body, content_type=MERGE_PATCH))
+    await set_status(client, PODS, pod, status)
 
 
 async def phases(client: KubeClient, namespace: str) -> list[str]:

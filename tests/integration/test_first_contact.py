@@ -4,18 +4,16 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from core.clock import SystemClock
 from core.errors import ConfigError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS, SECRETS
-from core.kube.transport import Retry
 from core.models.names import COPY_LABEL
 from exposer.expose_run import ExposeRun, check_copies, delete_copies, ensure_copies
 from exposer.leaked_objects import list_leaked_objects
@@ -23,8 +21,8 @@ from exposer.model import CopyPlan, Owner, PendingError
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, agent_permissions
 from nodeagent.runtime.preflight import check_cluster, check_permissions, judge_definitions, read_definitions
 from nodeagent.runtime.settings import Settings
-from nodeagent.runtime.transport import load_transport
 from nodeagent.startup import read_spec
+from tests.crash.worlds import open_client
 from tests.exposer.support.world import no_guard
 from tests.support.access import access_of_event, not_permitted
 from tests.support.apiserver import ApiServer
@@ -37,14 +35,8 @@ _USER = "system:serviceaccount:velero:node-agent"
 _PERMISSIONS = agent_permissions("node-agent-config")
 
 
-@asynccontextmanager
-async def _acting_as(server: ApiServer, namespace: str, account: str, folder: Path) -> AsyncIterator[KubeClient]:
-    kubeconfig = server.account_kubeconfig(namespace, account, folder)
-    transport, _ = await load_transport(str(kubeconfig))
-    try:
-        yield KubeClient(transport, Retry(SystemClock()))
-    finally:
-        await transport.close()
+def _acting_as(server: ApiServer, account: str, folder: Path) -> AbstractAsyncContextManager[KubeClient]:
+    return open_client(server, kubeconfig=server.account_kubeconfig("velero", account, folder))
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +48,7 @@ def installed(apiserver: ApiServer) -> ApiServer:
 
 async def test_the_agents_account_has_all_permissions_it_needs(installed: ApiServer, tmp_path: Path) -> None:
     before = len(installed.audit_events())  # other tests have used the account
-    async with _acting_as(installed, "velero", "node-agent", tmp_path) as client:
+    async with _acting_as(installed, "node-agent", tmp_path) as client:
         await check_cluster(client, "velero", _PERMISSIONS)
         assert judge_definitions(await read_definitions(client)).message == ""
     events = [event for event in installed.audit_events()[before:] if event["user"].get("username") == _USER]
@@ -69,7 +61,7 @@ async def test_the_agents_account_has_all_permissions_it_needs(installed: ApiSer
 
 
 async def test_the_movers_account_has_all_permissions_that_a_mover_needs(installed: ApiServer, tmp_path: Path) -> None:
-    async with _acting_as(installed, "velero", "node-agent-mover", tmp_path) as client:
+    async with _acting_as(installed, "node-agent-mover", tmp_path) as client:
         await check_permissions(client, "velero", MOVER_PERMISSIONS)
         with pytest.raises(ConfigError, match="permissions missing"):
             await check_permissions(client, "velero", _PERMISSIONS)
@@ -92,7 +84,7 @@ async def test_an_agent_whose_account_movers_share_needs_their_permissions(
     installed: ApiServer, tmp_path: Path
 ) -> None:
     missing = "permissions missing: create backuprepositories in its namespace: "
-    async with _acting_as(installed, "velero", "node-agent", tmp_path) as client, asyncio.timeout(300):
+    async with _acting_as(installed, "node-agent", tmp_path) as client, asyncio.timeout(300):
         # The API server applies a changed role a moment later.
         while True:
             try:
@@ -223,7 +215,7 @@ async def test_the_optional_role_lets_the_agent_copy_and_delete_what_a_volume_ne
     owner = Owner("velero.io/v2alpha1", "DataUpload", "velero", name, f"uid-of-{namespace}")
     plan = CopyPlan(owner, namespace, (f"Secret/{name}", f"ConfigMap/{name}"))
 
-    async with _acting_as(installed, "velero", "node-agent", tmp_path) as client:
+    async with _acting_as(installed, "node-agent", tmp_path) as client:
         with pytest.raises(ExposeError, match=f"^no permission to get secrets in namespace {namespace}, to copy"):
             await check_copies(client, plan)
         volume_secrets()
