@@ -75,10 +75,6 @@ class Api:
             raise ApiError(status, f"{method} {path}: {_message(text)}")
         return text
 
-    def connect(self) -> http.client.HTTPSConnection:
-        """Return a connection for requests that `request` cannot send, which carry no token."""
-        return http.client.HTTPSConnection(self._address, context=self._context, timeout=LIMIT_SECONDS)
-
     def _send(self, method: str, path: str, *, body: Json | None, content_type: str) -> tuple[int, str]:
         data = None if body is None else json.dumps(body)
         headers = {**self._headers, "Content-Type": content_type}
@@ -99,7 +95,7 @@ class Api:
             try:
                 connection = self._kept.pop()
             except IndexError:
-                return self.connect()
+                return http.client.HTTPSConnection(self._address, context=self._context, timeout=LIMIT_SECONDS)
             # Between requests there is nothing to read but the end.
             if connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]:
                 return connection
