@@ -88,18 +88,15 @@ def _interrupt(bed: Bed, gate: Gate, kind: str, transfer: Followed) -> None:
 
 @pytest.mark.sample("Data*")
 @pytest.mark.parametrize("kind", _STRUCK)
-def test_it_completes_and_a_velero_server_sees_the_phases_of_any_other(ended: Ended, kind: str) -> None:
+def test_it_completes_and_a_velero_server_sees_what_it_sees_of_any_other(ended: Ended, kind: str) -> None:
     transfer = ended.transfers[kind]
     assert transfer.phases == PHASES
     assert transfer.done_bytes == sorted(transfer.done_bytes)
     assert transfer.last["status"]["progress"]["bytesDone"] == transfer.last["status"]["progress"]["totalBytes"]
     assert "message" not in transfer.last["status"]
+    assert ended.differences[kind] == []
 
-
-@pytest.mark.sample("Data*")
-@pytest.mark.parametrize("kind", _STRUCK)
-def test_its_last_mover_records_the_events_of_veleros(ended: Ended, kind: str) -> None:
-    events = ended.transfers[kind].data_path_events()
+    events = transfer.data_path_events()
     started = len(events) - events[::-1].index("Data-Path-Started") - 1
     # On a slow machine it may wait for its storage.
     moving = [event for event in events[started:] if event not in {"Data-Path-Waiting", "Data-Path-Ready"}]
@@ -110,13 +107,7 @@ def test_its_last_mover_records_the_events_of_veleros(ended: Ended, kind: str) -
 
 @pytest.mark.sample("Data*")
 @pytest.mark.parametrize("kind", _STRUCK)
-def test_what_it_has_moved_is_the_same(ended: Ended, kind: str) -> None:
-    assert ended.differences[kind] == []
-
-
-@pytest.mark.sample("Data*")
-@pytest.mark.parametrize("kind", _STRUCK)
-def test_its_attempts_are_recorded(ended: Ended, kind: str) -> None:
+def test_its_attempts_and_their_nodes_are_recorded(ended: Ended, kind: str) -> None:
     transfer = ended.transfers[kind]
     assert transfer.number == 2, transfer.attempts
     assert transfer.stage == "Running"
@@ -126,11 +117,6 @@ def test_its_attempts_are_recorded(ended: Ended, kind: str) -> None:
     assert re.fullmatch("attempt 1 was interrupted: .+; attempt 2 begins in 1s", event, re.DOTALL)
     assert event in {version["status"].get("message") for version in transfer.versions if "status" in version}
 
-
-@pytest.mark.sample("Data*")
-@pytest.mark.parametrize("kind", _STRUCK)
-def test_its_node_is_that_of_its_attempt(ended: Ended, kind: str) -> None:
-    transfer = ended.transfers[kind]
     nodes = [version["status"]["node"] for version in transfer.versions if version.get("status", {}).get("node")]
     # A PodVolumeBackup has its node in its spec.
     nodes = nodes or [transfer.transfer["spec"]["node"]]
