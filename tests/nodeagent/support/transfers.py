@@ -95,6 +95,18 @@ def mover_pod(transfer: JsonDict, *, node: str = NODE, **status: object) -> Json
     }
 
 
+def ended(exit_code: int, message: str = "", why: str = "Error", /, **status: object) -> JsonDict:
+    """Return the status of a mover pod whose container ended, with `why` as its reason."""
+    state = {"terminated": {"exitCode": exit_code, "message": message, "reason": why}}
+    phase = "Failed" if exit_code else "Succeeded"
+    return {"phase": phase, "containerStatuses": [{"name": "mover", "state": state}]} | status
+
+
+def disrupted(reason: str, message: str = "a cause") -> JsonDict:
+    """Return the part of a pod's status that says that the cluster ends it."""
+    return {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}]}
+
+
 TRANSFERS = {
     "DataUpload": data_upload,
     "DataDownload": data_download,
