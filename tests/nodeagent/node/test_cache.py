@@ -1,19 +1,23 @@
-"""An agent acts on its cache: what the cache lacks must not cause a wrong step."""
+"""An agent acts on its cache: what that lacks must not cause a wrong step, nor a create for another's transfer."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from core.kube.resources import DATA_UPLOADS, PODS
+from core.kube.resources import DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, PODS
 from core.kube.transport import Request, Response
 from core.models.names import NODE_LABEL
 from core.models.transfers import DataUpload
-from nodeagent.node.cache import TransferCache
-from nodeagent.node.reconciler import Reconciler
+from exposer.model import Guard, NotOwnerError
+from nodeagent.node.expose_steps import build_guard
+from nodeagent.node.lifecycle import Observation, Site, Timeouts, build_case
+from nodeagent.transfers.kinds.base import Kind
 from tests.nodeagent.support.dispatching import Gate
-from tests.nodeagent.support.harness import World, accepted, open_world
+from tests.nodeagent.support.harness import World, accepted, build_agent, open_world
 from tests.nodeagent.support.simulation import Mover
-from tests.nodeagent.support.transfers import NAMESPACE, data_upload
+from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
 from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
@@ -30,10 +34,6 @@ class _LateAnswer(Gate):
             self.waiting += 1
             await self.open.wait()
         return answer
-
-
-def cache_of(agent: Reconciler) -> TransferCache:
-    return agent._cache
 
 
 async def change(world: World, patch: JsonDict) -> JsonDict:
@@ -85,7 +85,7 @@ async def test_a_transfer_that_is_deleted_during_a_read_holds_no_slot() -> None:
             await world.until(lambda: gate.waiting > 0)
             await change(world, {"metadata": {"finalizers": None}})
             await world.cluster.client.delete(DATA_UPLOADS, NAMESPACE, "du-1")
-            await world.until(lambda: cache_of(agent).raw(KEY) is None)
+            await world.until(lambda: agent._cache.raw(KEY) is None)
             gate.open.set()
             await step
             assert slots.used == 0
@@ -95,7 +95,7 @@ async def test_a_cached_transfer_is_current_unless_it_is_older_than_the_last_wri
     async with open_world(accepted(data_upload())) as world, world.agent(slots=0) as agent:
         await world.until(lambda: world.phase() == "Prepared")
         await asyncio.sleep(1)
-        cache = cache_of(agent)
+        cache = agent._cache
         assert cache.current(KEY) == world.transfer()
         world.kube.watches.silent = True
         seen = world.transfer()
@@ -117,7 +117,64 @@ async def test_a_deleted_transfer_is_forgotten() -> None:
     async with open_world(accepted(data_upload())) as world, world.agent() as agent:
         await world.until(world.done)
         await asyncio.sleep(1)
-        cache = cache_of(agent)
+        cache = agent._cache
         assert cache.current(KEY) is None
         cache.observe_written(DataUpload.parse(world.transfer()))
         assert cache._written == {}
+
+
+_SITE = Site(NODE, NAMESPACE)
+
+
+def upload_kind(world: World) -> Kind[Any]:
+    return build_agent(world.kube)._kinds["DataUpload"]
+
+
+def guard_of(world: World, transfer: JsonDict, *, cached: Callable[[], JsonDict | None]) -> Guard:
+    """Return the guard of a transfer whose cached version is `cached`."""
+    kind = upload_kind(world)
+    seen = Observation(kind.parse(transfer), None, None)
+    case = build_case(kind, seen, _SITE, Timeouts())
+    return build_guard(world.kube.client, case, _SITE, current=cached)
+
+
+def earlier(transfer: JsonDict, **status: str) -> JsonDict:
+    return transfer | {"metadata": transfer["metadata"] | {"uid": "uid-of-an-earlier-one"}, "status": status}
+
+
+@pytest.mark.parametrize("phase", ["Accepted", "Completed"])
+async def test_an_earlier_transfer_in_the_cache_ends_no_expose(phase: str) -> None:
+    transfer = accepted(data_upload())
+    async with open_world(transfer) as world:
+        await guard_of(world, transfer, cached=lambda: earlier(transfer, phase=phase))(sure=False)
+
+
+@pytest.mark.parametrize("stored", ["deleted", "recreated", "final"])
+async def test_the_end_is_known_from_the_api_server(stored: str) -> None:
+    transfer = accepted(data_upload())
+    async with open_world(transfer) as world:
+        if stored == "final":
+            world.kube.put(transfer | {"status": {"phase": "Canceled"}})
+        else:
+            await world.cluster.client.patch(DATA_UPLOADS, NAMESPACE, "du-1", {"metadata": {"finalizers": None}})
+            await world.cluster.client.delete(DATA_UPLOADS, NAMESPACE, "du-1")
+        if stored == "recreated":
+            world.kube.put(earlier(transfer, phase="New"))
+        with pytest.raises(NotOwnerError) as caught:
+            await guard_of(world, transfer, cached=lambda: None)(sure=False)
+        assert caught.value.ended
+
+
+async def test_an_earlier_transfer_in_the_cache_lets_nothing_be_deleted() -> None:
+    transfer = accepted(data_upload())
+    async with open_world(transfer, mover=Mover(starts=False)) as world:
+        async with world.agent():
+            await world.until(lambda: bool(world.kube.objects(PODS)))
+        (pod,), claims = world.kube.objects(PODS), world.kube.objects(PERSISTENT_VOLUME_CLAIMS)
+        await world.cluster.client.delete(PODS, NAMESPACE, pod["metadata"]["name"])
+        await world.until(lambda: not world.kube.objects(PODS))
+        guard = guard_of(world, transfer, cached=lambda: earlier(transfer, phase="Accepted"))
+        kind = upload_kind(world)
+        await kind.ensure_exposed(kind.parse(world.transfer()), guard)
+        assert len(world.kube.objects(PODS)) == 1
+        assert world.kube.objects(PERSISTENT_VOLUME_CLAIMS) == claims

@@ -1,12 +1,15 @@
-"""What a running mover is pending for is the message of its transfer, for as long as it is."""
+"""What the Events of a mover say: what it is pending for is the message of its transfer, and its progress."""
 
 import asyncio
 import json
 
 import pytest
 
-from core.models.names import NODE_LABEL
+from core.contract import ProgressMessage
+from core.models.names import NODE_LABEL, OUTCOME_ANNOTATION
+from core.models.transfers import Progress
 from nodeagent.metrics import Metrics
+from nodeagent.node.mover_events import MoverPending, Reported
 from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.harness import Fault, Fuse, World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
@@ -58,21 +61,15 @@ async def test_a_pending_mover_is_reported_until_it_is_ready(kind: str) -> None:
         assert message_of(world, kind) == NOT_READY
         world.kube.put(event(transfer, "Ready", "it is there", number=5))
         await world.until(lambda: message_of(world, kind) is None, seconds=2)
+        world.kube.put(event(transfer, "Waiting", NOT_READY, number=6))
+        await world.until(lambda: message_of(world, kind) == NOT_READY, seconds=2)
+        # It moves data.
+        world.kube.put(event(transfer, "Progress", json.dumps({"totalBytes": 10, "doneBytes": 5}), number=7))
+        await world.until(lambda: message_of(world, kind) is None, seconds=2)
+        assert world.transfer(kind)["status"]["progress"] == {"totalBytes": 10, "bytesDone": 5}
         world.cluster.mover.stubborn = False
         await world.until(lambda: world.done(kind))
     assert (world.phase(kind), message_of(world, kind)) == ("Completed", None)
-
-
-async def test_a_mover_that_moves_data_is_not_pending() -> None:
-    transfer = accepted(data_upload())
-    async with open_world(transfer, mover=Mover(stubborn=True)) as world, world.agent():
-        await world.until(lambda: world.phase() == "InProgress")
-        world.kube.put(event(transfer, "Waiting", NOT_READY))
-        await world.until(lambda: message_of(world, "DataUpload") == NOT_READY, seconds=2)
-        moved = json.dumps({"totalBytes": 10, "doneBytes": 5})
-        world.kube.put(event(transfer, "Progress", moved, number=2))
-        await world.until(lambda: message_of(world, "DataUpload") is None, seconds=2)
-        assert world.transfer()["status"]["progress"] == {"totalBytes": 10, "bytesDone": 5}
 
 
 async def test_a_restarted_agent_removes_an_outdated_message_and_reports_none() -> None:
@@ -116,6 +113,7 @@ async def test_a_message_does_not_conflict_with_the_outcome() -> None:
             world.cluster.mover = Mover(seconds=0, exit_code=12, message="BackupRepository x is not ready: no bucket")
             await asyncio.sleep(5)
             assert world.phase() == "InProgress"
+            assert OUTCOME_ANNOTATION not in world.transfer()["metadata"].get("annotations", {})
             gate.open.set()
             await world.until(world.done)
     assert message_of(world, "DataUpload") == "BackupRepository x is not ready: no bucket"
@@ -137,3 +135,59 @@ async def test_only_bytes_that_move_are_a_sign_of_life() -> None:
             await asyncio.sleep(1)
             moved = (60, 60, 182)[number]
             assert last_progress() - began == pytest.approx(moved, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("shown", "events", "written"),
+    [
+        pytest.param("", [("Waiting", "a")], "a", id="first"),
+        pytest.param("a", [("Waiting", "a")], None, id="unchanged"),
+        pytest.param("a", [("Waiting", "a"), ("Waiting", "b")], "b", id="another cause"),
+        pytest.param("a", [("Waiting", "a"), ("Ready", "")], "", id="ready"),
+        pytest.param("", [("Waiting", "a"), ("Ready", "")], None, id="ready before it was reported"),
+        pytest.param("of another writer", [("Waiting", "a"), ("Ready", "")], None, id="another message is kept"),
+        pytest.param("of another writer", [("Warning", "a")], None, id="another reason"),
+    ],
+)
+def test_the_message_follows_the_events(shown: str, events: list[tuple[str, str]], written: str | None) -> None:
+    pending = MoverPending()
+    for number, (reason, text) in enumerate(events):
+        pending.observe_event(event(data_upload(), reason, text, number=number))
+    assert pending.correct(shown) == written
+
+
+def test_an_event_that_was_written_late_changes_nothing() -> None:
+    pending = MoverPending()
+    pending.observe_event(event(data_upload(), "Ready", "", number=2))
+    pending.observe_event(event(data_upload(), "Waiting", "a", number=1))
+    pending.observe_progress(ProgressMessage())
+    assert pending.correct("") is None
+
+
+def test_a_mover_that_says_ever_more_takes_no_more_memory() -> None:
+    pending = MoverPending()
+    for number in range(1000):
+        pending.observe_event(event(data_upload(), "Waiting", f"cause {number}", number=number % 10))
+        pending.at = ""
+    assert len(pending.reported) == 100
+    assert pending.correct("cause 998") == "cause 999"
+
+
+def test_what_is_shown_never_decreases_over_attempts() -> None:
+    first = Reported().take(ProgressMessage(done_bytes=7, total_bytes=9, sent_bytes=5))
+    second = first.begin(2)
+    assert second.message == ProgressMessage(done_bytes=7, total_bytes=9)
+    third = second.take(ProgressMessage(done_bytes=3, total_bytes=4, sent_bytes=2, attempt=2))
+    assert (third.message.done_bytes, third.message.total_bytes, third.message.sent_bytes) == (7, 7, 2)
+    assert (third.attempt_bytes, third.earlier_bytes) == (3, 7)
+    numbers = ((9, 1), (2, 2), (3, 2))
+    older = [ProgressMessage(done_bytes=done, attempt=attempt) for done, attempt in numbers]
+    assert [third.is_newer_than(each) for each in older] == [True, True, False]
+
+
+def test_what_an_earlier_process_wrote_into_the_status_is_shown() -> None:
+    reported = Reported(message=ProgressMessage(done_bytes=3, total_bytes=9)).resume(
+        Progress(bytes_done=5, total_bytes=8)
+    )
+    assert (reported.message.done_bytes, reported.message.total_bytes, reported.earlier_bytes) == (5, 8, 5)
+    assert reported.resume(Progress(bytes_done=4, total_bytes=8)) == reported

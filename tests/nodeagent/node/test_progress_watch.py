@@ -37,13 +37,6 @@ def watches_of_events(kube: FakeKube) -> list[str]:
     return [query.get("labelSelector", "") + query.get("fieldSelector", "") for query in queries]
 
 
-def unlabeled(transfer: JsonDict, message: str) -> JsonDict:
-    """Return an Event of Velero's mover, which has no label."""
-    found = event(transfer, "Progress", message)
-    del found["metadata"]["labels"]
-    return found
-
-
 @asynccontextmanager
 async def _following(
     kube: FakeKube, *transfers: JsonDict, host_pods: Path | None = None, metrics: Metrics | None = None
@@ -128,7 +121,9 @@ async def test_a_mover_of_velero_gets_a_watch_of_its_own_while_it_runs() -> None
         world.kube.put(pod | {"metadata": pod["metadata"] | {"labels": labels}})
         own = f"involvedObject.uid={transfer['metadata']['uid']}"
         await world.until(lambda: own in watches_of_events(world.kube), seconds=10)
-        world.kube.put(unlabeled(transfer, '{"totalBytes":1000,"doneBytes":700}'))
+        found = event(transfer, "Progress", '{"totalBytes":1000,"doneBytes":700}')
+        del found["metadata"]["labels"]
+        world.kube.put(found)
         shown = {"totalBytes": 1000, "bytesDone": 700}
         await world.until(lambda: world.transfer()["status"].get("progress") == shown, seconds=5)
         world.cluster.mover.stubborn = False
@@ -165,10 +160,6 @@ async def test_the_files_say_what_a_mover_is_pending_for_to_a_restarted_agent(tm
             await world.until(lambda: world.phase() == "InProgress")
             (pod,) = world.kube.objects(PODS)
             write(tmp_path, pod, event(transfer, "Waiting", NOT_READY))
-            await world.until(lambda: message_of(world, "DataUpload") == NOT_READY, seconds=2)
-            write(tmp_path, pod, event(transfer, "Ready", "it is there", number=1))
-            await world.until(lambda: message_of(world, "DataUpload") is None, seconds=2)
-            write(tmp_path, pod, event(transfer, "Waiting", NOT_READY, number=1))
         async with world.agent(host_pods=tmp_path):
             await world.until(lambda: message_of(world, "DataUpload") == NOT_READY, seconds=5)
 
@@ -267,61 +258,26 @@ async def test_the_watch_ends_with_the_last_mover_without_files(tmp_path: Path) 
         assert len(world.kube.watches) == before - 1
 
 
-@asynccontextmanager
-async def _with_an_event_of_another(kube: FakeKube) -> AsyncIterator[ProgressFollower]:
-    """Follow a transfer; an Event has arrived of one that does not run here any more."""
-    other = _running("du-2")
+@pytest.mark.parametrize("how", ["they expire", "a list lacks them", "the watch ends"])
+async def test_the_events_of_a_finished_transfer_are_forgotten(how: str) -> None:
+    kube, other = FakeKube(), _running("du-2")
+    uid = other["metadata"]["uid"]
     async with _following(kube, _running("du-1")) as follower:
         kube.put(event(other, "Progress", "{}"))
         await asyncio.sleep(1)
-        assert other["metadata"]["uid"] in follower._readings
-        yield follower
-        assert other["metadata"]["uid"] not in follower._readings
-
-
-async def _delete_events(kube: FakeKube) -> None:
-    client = kube.client
-    for found in kube.objects(EVENTS):
-        await client.delete(EVENTS, NAMESPACE, found["metadata"]["name"])
-
-
-async def test_the_events_of_a_finished_transfer_are_forgotten_when_they_expire() -> None:
-    kube = FakeKube()
-    async with _with_an_event_of_another(kube):
-        await _delete_events(kube)
-        await asyncio.sleep(1)
-
-
-async def test_the_events_of_a_finished_transfer_are_forgotten_when_a_list_lacks_them() -> None:
-    kube = FakeKube()
-    async with _with_an_event_of_another(kube):
-        kube.watches.silent = True
-        await _delete_events(kube)
-        kube.compact()
-        kube.watches.cut()
-        kube.watches.silent = False
-        await asyncio.sleep(60)
-
-
-async def test_the_events_of_a_finished_transfer_are_forgotten_when_the_watch_ends() -> None:
-    kube = FakeKube()
-    async with _with_an_event_of_another(kube) as follower:
-        (uid,) = (uid for uid, reading in follower._readings.items() if reading.followed)
-        follower.leave("DataUpload", uid, again=False)
-        await asyncio.sleep(1)
-        assert follower._readings == {}
-
-
-async def test_the_mover_of_an_interrupted_transfer_is_still_heard() -> None:
-    """Whether it may still write its volume depends on that, and when the next attempt may begin."""
-    kube, transfer = FakeKube(), _running("du-1")
-    uid = transfer["metadata"]["uid"]
-    async with _following(kube, transfer) as follower:
-        follower.leave("DataUpload", uid, again=True)
-        assert follower.heard(uid) == 0
-        kube.put(event(transfer, "Progress", "{}"))
-        await asyncio.sleep(1)
-        assert follower.heard(uid) == 1
+        assert uid in follower._readings
+        if how == "the watch ends":
+            follower.leave("DataUpload", "uid-of-du-1", again=False)
+        else:
+            kube.watches.silent = how == "a list lacks them"
+            for found in kube.objects(EVENTS):
+                await kube.client.delete(EVENTS, NAMESPACE, found["metadata"]["name"])
+        if kube.watches.silent:
+            kube.compact()
+            kube.watches.cut()
+            kube.watches.silent = False
+        await asyncio.sleep(60 if how == "a list lacks them" else 1)
+        assert uid not in follower._readings
 
 
 async def test_what_is_known_of_a_final_transfer_is_dropped() -> None:

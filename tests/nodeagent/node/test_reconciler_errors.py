@@ -1,42 +1,31 @@
-"""Transfers whose requests are rejected or objects lost; their faults; a result that the kubelet has not reported."""
+"""Transfers whose requests are rejected or objects lost; their faults; a result that the kubelet has not reported.
+
+Such a transfer completes once its mover has left its result, although its pod is still reported as running.
+"""
 
 import asyncio
-from types import SimpleNamespace
-from typing import cast
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
-from core.errors import ExposeError
-from core.kube.events import EventRecorder
-from core.kube.resources import DATA_UPLOADS, EVENTS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
-from core.models.names import NODE_LABEL, OUTCOME_ANNOTATION
-from nodeagent.node.cache import TransferCache
-from nodeagent.node.lifecycle import Site
-from nodeagent.node.reconciler import TransferFaults
-from nodeagent.node.steps import Tools
-from nodeagent.transfers.kinds.csi_snapshot import DataUploadKind
-from nodeagent.transfers.status import EventLog, StatusWriter
-from tests.nodeagent.support.data_kinds import bare
+from core.kube.resources import DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
+from core.models.base import JsonDict
+from core.models.names import DATA_UPLOAD_LABEL, NODE_LABEL, OUTCOME_ANNOTATION
+from tests.nodeagent.node.test_progress import event
 from tests.nodeagent.support.harness import World, accepted, open_world
-from tests.nodeagent.support.simulation import BACKUP_DONE, Mover
+from tests.nodeagent.support.simulation import BACKUP_DONE, RESTORE_DONE, Mover
 from tests.nodeagent.support.transfers import (
     NAMESPACE,
-    NODE,
     data_download,
     data_upload,
+    ended,
     pod_volume_backup,
+    pod_volume_restore,
 )
-from tests.support.clock import LoopClock
-from tests.support.fakekube import FakeKube
-from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
-
-
-async def end_pod(world: World, *, exit_code: int, message: str) -> None:
-    terminated = {"exitCode": exit_code, "message": message}
-    status = {"phase": "Failed", "containerStatuses": [{"name": "mover", "state": {"terminated": terminated}}]}
-    await world.cluster.client.patch(PODS, NAMESPACE, "du-1", {"status": status})
 
 
 async def test_an_object_that_is_rejected_as_invalid_fails_its_transfer_at_once() -> None:
@@ -82,8 +71,11 @@ async def test_a_malformed_object_is_reported_and_read_again() -> None:
 
 
 async def test_a_forbidden_cleanup_is_reported_once_and_retried(caplog: pytest.LogCaptureFixture) -> None:
+    """The status of a final transfer is left alone."""
     async with open_world(accepted(data_upload())) as world, world.agent():
         world.kube.fail_next("DELETE", "/pods", 403, times=2)
+        await world.until(lambda: "StepFailed" in world.reasons())
+        assert "message" not in world.transfer()["status"]
         await world.until(world.done, seconds=100)
         assert world.phase() == "Completed"
         assert world.kube.objects(PODS) == []
@@ -128,7 +120,7 @@ async def test_a_transfer_whose_start_is_rejected_keeps_no_slot_from_others(
 async def test_a_mover_that_ends_before_its_start_fails_its_transfer(exit_code: int, message: str, text: str) -> None:
     async with open_world(accepted(data_upload())) as world, world.agent(slots=0):
         await world.until(lambda: world.phase() == "Prepared")
-        await end_pod(world, exit_code=exit_code, message=message)
+        await world.cluster.client.patch(PODS, NAMESPACE, "du-1", {"status": ended(exit_code, message)})
         await world.until(world.done, seconds=10)
         assert world.phase() == "Failed"
         assert text in world.transfer()["status"]["message"]
@@ -163,6 +155,15 @@ async def test_a_rejected_later_step_is_reported_and_retried(verb: str, path: st
         assert world.phase("DataDownload") == "Completed"
         assert "message" not in world.transfer("DataDownload")["status"]
         assert world.reasons().count(reason) == 1
+
+
+async def test_a_failed_step_is_an_event_where_its_message_cannot_be_written() -> None:
+    async with open_world(accepted(data_download())) as world, world.agent():
+        await world.until(lambda: "progress" in world.transfer("DataDownload")["status"])
+        world.kube.fail_next("GET", "/persistentvolumes/", 403)
+        world.kube.fail_next("PATCH", "/datadownloads/", 403)
+        await world.until(lambda: world.done("DataDownload"))
+    assert (world.phase("DataDownload"), world.reasons().count("StepFailed")) == ("Completed", 1)
 
 
 REJECTIONS = pytest.mark.parametrize(
@@ -241,77 +242,119 @@ async def test_a_recorded_outcome_is_completed_without_the_pod() -> None:
         assert len(world.kube.objects(PERSISTENT_VOLUMES)) == 1
 
 
-KEY = ("DataUpload", NAMESPACE, "du-1")
-UPLOADS = bare(DataUploadKind)
-
-
-class StoredCache(TransferCache):
-    """A cache that is always current."""
-
-    def __init__(self, kube: FakeKube) -> None:
-        super().__init__(kube.client, LoopClock(), Site(NODE, NAMESPACE), kinds=[UPLOADS])
-        self._kube = kube
-
-    def raw(self, key: tuple[str, str, str]) -> JsonDict | None:
-        return next(iter(self._kube.objects(DATA_UPLOADS)), None)
-
-
-def faults_of(kube: FakeKube) -> TransferFaults:
-    client = kube.client
-    events = EventLog(EventRecorder(client, LoopClock(), component="node-agent", host=NODE))
-    status = StatusWriter(client, LoopClock())
-    tools = SimpleNamespace(client=client, status=status, events=events, cache=StoredCache(kube))
-    return TransferFaults(cast(Tools, tools))
-
-
-def reasons(kube: FakeKube) -> list[str]:
-    return [event["reason"] for event in kube.objects(EVENTS)]
-
-
-def message(kube: FakeKube) -> str:
-    return str(kube.objects(DATA_UPLOADS)[0]["status"].get("message", ""))
-
-
-async def test_a_failed_step_is_reported_as_event_and_message_until_it_succeeds() -> None:
-    kube = FakeKube()
-    kube.put(accepted(data_upload()))
-    faults = faults_of(kube)
-    await faults.report_failed(UPLOADS, KEY, ExposeError("patch Pod: 403"))
-    await faults.report_failed(UPLOADS, KEY, ExposeError("patch Pod: 403"))
-    assert (reasons(kube), message(kube)) == (["StepFailed"], "patch Pod: 403")
-    faults.clear(KEY)
-    await faults.report_failed(UPLOADS, KEY, ExposeError("patch Pod: 404"))
-    assert (len(reasons(kube)), message(kube)) == (2, "patch Pod: 404")
-
-
-async def test_a_failed_step_of_a_final_transfer_leaves_its_status_alone() -> None:
-    kube = FakeKube()
-    kube.put(accepted(data_upload()) | {"status": {"phase": "Failed", "message": "no space left"}})
-    await faults_of(kube).report_failed(UPLOADS, KEY, ExposeError("delete Pod: 403"))
-    assert (reasons(kube), message(kube)) == (["StepFailed"], "no space left")
-
-
-async def test_a_failed_step_is_reported_as_event_where_the_status_cannot_be_written() -> None:
-    kube = FakeKube()
-    kube.put(accepted(data_upload()))
-    kube.fail_next("PATCH", "/datauploads", 403)
-    await faults_of(kube).report_failed(UPLOADS, KEY, ExposeError("patch Pod: 403"))
-    assert (reasons(kube), message(kube)) == (["StepFailed"], "")
-
-
-async def test_an_invalid_transfer_is_reported_once_for_each_uid_and_cause() -> None:
-    kube = FakeKube()
-    kube.put(accepted(data_upload()))
-    faults = faults_of(kube)
-    await faults.report_invalid(KEY, "spec: missing")
-    await faults.report_invalid(KEY, "spec: missing")
-    assert reasons(kube) == ["Unreadable"]
-    faults.forget(KEY, "uid-of-du-1")
-    await faults.report_invalid(KEY, "spec: missing")
-    assert len(reasons(kube)) == 2
-    await faults.report_invalid(KEY, "spec: of another type")
-    assert len(reasons(kube)) == 3
-
-
 _LOOKS_SECONDS = 30.0
 """Longer than any check of a running transfer."""
+
+
+def _mover_pod(world: World) -> JsonDict:
+    return next(each for each in world.kube.objects(PODS) if each["metadata"].get("ownerReferences"))
+
+
+def _leave(host_pods: Path, pod: JsonDict, message: str) -> None:
+    Mover(host_pods=host_pods).leave(pod, message)
+
+
+@asynccontextmanager
+async def _running(transfer: JsonDict, host_pods: str | Path) -> AsyncIterator[tuple[World, JsonDict]]:
+    """Run an agent whose transfer has a mover that never ends; yield its pod, whose container runs."""
+    async with open_world(transfer, mover=Mover(stubborn=True)) as world, world.agent(host_pods=host_pods):
+        await world.until(lambda: world.phase(transfer["kind"]) == "InProgress")
+        yield world, _mover_pod(world)
+
+
+@pytest.mark.parametrize(
+    ("transfer", "message"),
+    [
+        pytest.param(data_upload(), BACKUP_DONE, id="DataUpload"),
+        pytest.param(data_download(), RESTORE_DONE, id="DataDownload"),
+        pytest.param(pod_volume_backup(), BACKUP_DONE, id="PodVolumeBackup"),
+        pytest.param(pod_volume_restore(), RESTORE_DONE, id="PodVolumeRestore"),
+    ],
+)
+async def test_a_result_that_was_left_completes_its_transfer(transfer: JsonDict, message: str, tmp_path: Path) -> None:
+    async with _running(accepted(transfer), tmp_path) as (world, pod):
+        _leave(tmp_path, pod, message)
+        world.kube.put(event(transfer, "Completed", message))
+        await world.until(lambda: world.done(transfer["kind"]), seconds=60)
+        final = world.transfer(transfer["kind"])
+        assert final["status"]["phase"] == "Completed"
+        assert final["status"]["progress"] == {"totalBytes": 1000, "bytesDone": 1000}
+        assert PODS.plural not in world.left() or transfer["kind"].startswith("PodVolume")
+
+
+async def test_the_event_may_come_before_the_result_is_looked_for(tmp_path: Path) -> None:
+    """An agent that starts lists the Events of movers that run."""
+    transfer = accepted(data_upload())
+    async with open_world(transfer, mover=Mover(stubborn=True)) as world:
+        async with world.agent():
+            await world.until(lambda: world.phase() == "InProgress")
+        _leave(tmp_path, _mover_pod(world), BACKUP_DONE)
+        world.kube.put(event(transfer, "Completed", BACKUP_DONE))
+        async with world.agent(host_pods=tmp_path):
+            await world.until(world.done, seconds=60)
+        assert world.phase() == "Completed"
+
+
+async def _stays(world: World) -> bool:
+    """Return whether the transfer is InProgress after all checks that time alone brings."""
+    await asyncio.sleep(_LOOKS_SECONDS)
+    return world.phase() == "InProgress" and not (world.transfer()["metadata"].get("annotations") or {}).get(
+        "nodeagent.io/outcome"
+    )
+
+
+_DELETED = {"deletionTimestamp": "2026-11-21T12:00:00Z", "finalizers": ["example.com/held"]}
+
+
+@pytest.mark.parametrize(
+    ("message", "left", "changed"),
+    [
+        # A process that may create Events in the namespace cannot have a transfer pass for complete.
+        pytest.param(None, {}, {}, id="an Event alone"),
+        pytest.param("", {}, {}, id="nothing"),
+        pytest.param(BACKUP_DONE[:40], {}, {}, id="half"),
+        pytest.param("cannot connect to the repository", {}, {}, id="a failure"),
+        pytest.param("data path is canceled", {}, {}, id="canceled"),
+        pytest.param("{}", {}, {}, id="no result"),
+        pytest.param(BACKUP_DONE, {"uid": "another"}, {}, id="of another pod"),
+        # It may have more to do after its last Event.
+        pytest.param(BACKUP_DONE, {}, {"labels": {DATA_UPLOAD_LABEL: "du-1"}}, id="of a mover of Velero"),
+        pytest.param(BACKUP_DONE, {}, _DELETED, id="of a pod that is being deleted"),
+    ],
+)
+async def test_what_is_no_result_is_left_to_the_kubelet(
+    message: str | None, left: JsonDict, changed: JsonDict, tmp_path: Path
+) -> None:
+    """A mover in a pod whose metadata was `changed` has left a `message`, or the one in a pod with other metadata."""
+    transfer = accepted(data_upload())
+    async with _running(transfer, tmp_path) as (world, pod):
+        if changed:
+            world.kube.put(pod | {"metadata": pod["metadata"] | changed})
+        if message is not None:
+            _leave(tmp_path, pod | {"metadata": pod["metadata"] | left}, message)
+        world.kube.put(event(transfer, "Completed", BACKUP_DONE))
+        assert await _stays(world)
+
+
+@pytest.mark.parametrize("left", [False, True])
+async def test_a_result_that_the_kubelet_has_cut_is_read_as_a_whole(left: bool, tmp_path: Path) -> None:
+    transfer = accepted(data_upload())
+    async with _running(transfer, tmp_path) as (world, pod):
+        if left:
+            _leave(tmp_path, pod, BACKUP_DONE)
+        terminated = {"exitCode": 0, "reason": "Completed", "message": BACKUP_DONE[:40]}
+        (running,) = _mover_pod(world)["status"]["containerStatuses"]
+        world.kube.put(pod | {"status": {"containerStatuses": [running | {"state": {"terminated": terminated}}]}})
+        await world.until(world.done)
+        assert world.phase() == ("Completed" if left else "Failed")
+
+
+async def test_without_the_directory_the_kubelet_reports_the_end(tmp_path: Path) -> None:
+    transfer = accepted(data_upload())
+    async with _running(transfer, "") as (world, pod):
+        _leave(tmp_path, pod, BACKUP_DONE)
+        world.kube.put(event(transfer, "Completed", BACKUP_DONE))
+        assert await _stays(world)
+        world.cluster.mover.stubborn = False
+        await world.until(world.done)
+        assert world.phase() == "Completed"

@@ -1,49 +1,24 @@
-"""The node's half of an agent runs without the leader's; the bandwidth of its data movers is shared and followed."""
+"""The bandwidth of a node's data movers is shared and followed."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS
-from core.kube.transport import Retry
 from core.models.transfer_settings import BandwidthLimits
-from exposer.causes import CauseFinder
-from exposer.settings import ExposeSettings
-from exposer.template import AgentTemplate
-from nodeagent.app import build_kinds
 from nodeagent.config.own_keys import BandwidthKeys
 from nodeagent.config.parse import parse_config
-from nodeagent.metrics import Metrics
-from nodeagent.node.cache import TransferCache
-from nodeagent.node.lifecycle import Site
-from nodeagent.node.wiring import NodeBandwidth, build_node, share_limits
-from nodeagent.transfers.status import StatusWriter
+from nodeagent.node.wiring import build_node, share_limits
 from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.parts import fake_parts
 from tests.nodeagent.support.transfers import data_upload
-from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 from tests.support.tasks import running, until
 
-
-@pytest.mark.looptime
-async def test_the_node_gets_ready_and_follows_its_slots() -> None:
-    parts = fake_parts(FakeKube(), '{"loadConcurrency": {"globalConfig": 3}}')
-    node = build_node(parts)
-    pending = node.not_ready()
-
-    async with running(node.run(), lead_seconds=5):
-        ready = node.not_ready()
-        slots = [node.report()["slots"]]
-        parts.live.current.update(parse_config('{"loadConcurrency": {"globalConfig": 5}}'))
-        slots.append(node.report()["slots"])
-
-    assert pending
-    assert ready == []
-    assert [one["total"] for one in slots] == [3, 5]
-
+pytestmark = pytest.mark.looptime
 
 _KEY = "nodeagent.io/bandwidth"
 
@@ -89,16 +64,14 @@ class _Node:
     """A node with transfers, and the configuration of its agent."""
 
     def __init__(self) -> None:
-        self.kube, self.clock, self.metrics = FakeKube(), LoopClock(), Metrics("node-a")
-        self.keys: BandwidthKeys | None = _keys(perNode={"uploadBytesPerSecond": 900_000})
-        client = KubeClient(self.kube, Retry(self.clock, attempts=1))
-        exposes = ExposeSettings(AgentTemplate(image="mover:1"))
-        causes = CauseFinder(client, self.clock)
-        kinds = build_kinds(client, causes, lambda: exposes, frozenset({"velero", ""}), node="node-a")
-        self.cache = TransferCache(client, self.clock, Site("node-a", "velero"), kinds=kinds)
-        status = StatusWriter(client, self.clock)
-        by_name = {kind.spec.name: kind for kind in kinds}
-        self.bandwidth = NodeBandwidth(self.clock, self.cache, status, by_name, self.metrics, lambda: self.keys)
+        self.kube = FakeKube()
+        self.parts = fake_parts(self.kube)
+        node = build_node(self.parts)
+        self.cache, self.bandwidth = node.cache, node.bandwidth
+        self.configure({"bandwidth": {"perNode": {"uploadBytesPerSecond": 900_000}}})
+
+    def configure(self, own: JsonDict) -> None:
+        self.parts.live.current.update(parse_config(json.dumps({"nodeagent.io": own})))
 
     def put(self, name: str, phase: str = "InProgress", limits: BandwidthLimits | None = None) -> None:
         annotations = {} if limits is None else {_KEY: limits.to_json()}
@@ -127,9 +100,9 @@ async def test_a_transfer_starts_with_its_share() -> None:
     async with node.watching():
         assert node.starting("next") == {_KEY: '{"uploadBytesPerSecond":450000}'}
         assert node.bandwidth.report() == {"bandwidth": {"DataUpload/first": {"uploadBytesPerSecond": 900_000}}}
-        node.keys = _keys()
+        node.configure({"bandwidth": {}})
         assert node.starting("next") == {_KEY: "{}"}
-        node.keys = None
+        node.configure({})
         assert node.starting("next") == {}
 
 
@@ -143,12 +116,12 @@ async def test_those_that_run_get_what_has_changed_and_those_without_limits_noth
         await node.bandwidth.refresh()
         assert [node.limits(name) for name in ("a", "b", "without", "ended")] == [_up(300_000)] * 2 + [None, _up(5)]
         limit = 'nodeagent_bandwidth_limit_bytes_per_second{direction="upload",node="node-a"} 900000.0'
-        assert limit in node.metrics.render().decode()
+        assert limit in node.parts.metrics.render().decode()
         patches = len([one for one in node.kube.requests if one.method == "PATCH"])
         await until(lambda: node.bandwidth.report()["bandwidth"]["DataUpload/b"] == {"uploadBytesPerSecond": 300_000})
         await node.bandwidth.refresh()
         assert len([one for one in node.kube.requests if one.method == "PATCH"]) == patches
-        node.keys = None
+        node.configure({})
         await node.bandwidth.refresh()
         assert [node.limits(name) for name in ("a", "b", "without")] == [BandwidthLimits()] * 2 + [None]
 
@@ -159,8 +132,9 @@ async def test_a_write_that_fails_is_repeated_by_the_next_round(status: int, oth
     for name in ("a", "b"):
         node.put(name, limits=_up(1))
     async with node.watching():
-        node.kube.fail_next("PATCH", "/datauploads/a", status)
+        node.kube.fail_next("PATCH", "/datauploads/a", status, times=100)
         await node.bandwidth.refresh()
         assert [node.limits(name) for name in ("a", "b")] == [_up(1), _up((1, 450_000)[others])]
+        node.kube.fulfill()
         await node.bandwidth.refresh()
         assert node.limits("a") == _up(450_000)

@@ -220,14 +220,6 @@ class World:
         volumes = {o["metadata"]["name"]: o for o in self.kube.objects(PERSISTENT_VOLUMES)}
         return claim, volumes.get(claim["spec"].get("volumeName", ""), {})
 
-    def claim_path(self, claim: JsonDict) -> tuple[Resource, str, str]:
-        return PERSISTENT_VOLUME_CLAIMS, claim["metadata"]["namespace"], claim["metadata"]["name"]
-
-    def unready_snapshot(self, name: str) -> None:
-        """Change a source snapshot to one that is not ready yet."""
-        snapshot = next(o for o in self.kube.objects(VOLUME_SNAPSHOTS) if o["metadata"]["name"] == name)
-        self.kube.put(snapshot | {"status": {"readyToUse": False}})
-
     async def stop(self, transfer: JsonDict, by: str) -> None:
         """Request the cancel of a transfer by `cancel` or by `deletion`."""
         resource, name = TRANSFER_RESOURCES[transfer["kind"]], transfer["metadata"]["name"]
