@@ -76,43 +76,6 @@ class PendingReport:
     event: bool = False
 
 
-def decide_report(
-    record: PendingRecord, pending: Pending, now: float, *, immediately: bool = False
-) -> tuple[PendingRecord, PendingReport]:
-    """Return `record` with `pending` observed at `now`, a monotonic time in seconds, and what is to be reported.
-
-    `immediately`: the transfer is not checked again soon, so an unfinished grace period counts as over.
-    """
-    if pending.reason != record.current.reason:
-        record = replace(record, since_seconds=now, checks=0, paused_until_seconds=0.0)
-    elif _without_numbers(pending) != _without_numbers(record.current):
-        # Another step, such as another object that is being deleted.
-        record = replace(record, checks=0)
-    record = replace(record, current=pending)
-    if pending.reason != record.reported.reason:
-        lasts = immediately or pending.blocked or now >= record.since_seconds + _GRACE_SECONDS
-        return record, PendingReport(message=lasts, event=lasts)
-    other_cause = pending.blocked and _without_numbers(pending) != _without_numbers(record.reported)
-    pause_seconds = _OTHER_CAUSE_PAUSE_SECONDS if other_cause else _SAME_REASON_PAUSE_SECONDS
-    pause_over = now - record.reported_at_seconds >= pause_seconds
-    changed = pending.message != record.reported.message
-    return record, PendingReport(message=changed and pause_over, event=other_cause and pause_over)
-
-
-def compare_report(record: PendingRecord, shown: str | None) -> PendingRecord:
-    """Return `record` without its report if the status does not show that reason any more: it is to be written again.
-
-    The leader writes its own reason over it while the agent is unavailable, and removes that afterward.
-    """
-    kept = not record.reported.reason or shown in {record.reported.reason, PendingReason.AGENT_UNAVAILABLE}
-    return record if kept else replace(record, reported=_NOTHING, paused_until_seconds=0.0)
-
-
-def mark_reported(record: PendingRecord, pending: Pending, now: float) -> PendingRecord:
-    """Return `record` with `pending` reported at `now`."""
-    return replace(record, reported=pending, reported_at_seconds=now)
-
-
 def _without_numbers(pending: Pending) -> str:
     """Return what two messages about one cause have in common."""
     return _NUMBERS.sub("", pending.message)
@@ -131,14 +94,34 @@ class PendingRecords:
         return self._records.get(uid, _EMPTY)
 
     def decide_report(self, uid: str, pending: Pending, *, immediately: bool = False) -> PendingReport:
-        """Record that the transfer is pending for `pending`; return what is to be reported."""
-        now = self._clock.monotonic()
-        self._records[uid], report = decide_report(self.get(uid), pending, now, immediately=immediately)
-        return report
+        """Record that the transfer is pending for `pending`; return what is to be reported.
+
+        `immediately`: the transfer is not checked again soon, so an unfinished grace period counts as over.
+        """
+        record, now = self.get(uid), self._clock.monotonic()
+        if pending.reason != record.current.reason:
+            record = replace(record, since_seconds=now, checks=0, paused_until_seconds=0.0)
+        elif _without_numbers(pending) != _without_numbers(record.current):
+            # Another step, such as another object that is being deleted.
+            record = replace(record, checks=0)
+        self._records[uid] = replace(record, current=pending)
+        if pending.reason != record.reported.reason:
+            lasts = immediately or pending.blocked or now >= record.since_seconds + _GRACE_SECONDS
+            return PendingReport(message=lasts, event=lasts)
+        other_cause = pending.blocked and _without_numbers(pending) != _without_numbers(record.reported)
+        pause_seconds = _OTHER_CAUSE_PAUSE_SECONDS if other_cause else _SAME_REASON_PAUSE_SECONDS
+        pause_over = now - record.reported_at_seconds >= pause_seconds
+        changed = pending.message != record.reported.message
+        return PendingReport(message=changed and pause_over, event=other_cause and pause_over)
 
     def compare_report(self, uid: str, shown: str | None) -> None:
-        """Have the reason of a transfer reported again unless its status shows it; `shown` is the reason there."""
-        self._records[uid] = compare_report(self.get(uid), shown)
+        """Have the reason of a transfer reported again unless its status shows it; `shown` is the reason there.
+
+        The leader writes its own reason over it while the agent is unavailable, and removes that afterward.
+        """
+        record = self.get(uid)
+        if record.reported.reason and shown not in {record.reported.reason, PendingReason.AGENT_UNAVAILABLE}:
+            self._records[uid] = replace(record, reported=_NOTHING, paused_until_seconds=0.0)
 
     def observe(self, uid: str, pending: Pending) -> None:
         """Record that the transfer is pending for `pending`, which is not reported."""
@@ -149,7 +132,7 @@ class PendingRecords:
 
     def mark_reported(self, uid: str, pending: Pending) -> None:
         """Record that `pending` was reported."""
-        self._records[uid] = mark_reported(self.get(uid), pending, self._clock.monotonic())
+        self._records[uid] = replace(self.get(uid), reported=pending, reported_at_seconds=self._clock.monotonic())
 
     def pause_checks(self, uid: str, seconds: float) -> None:
         """Record that no check is needed for so long, as long as the reason stays."""

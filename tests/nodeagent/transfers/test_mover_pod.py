@@ -29,7 +29,7 @@ from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.harness import accepted, open_world
 from tests.nodeagent.support.simulation import Mover
-from tests.nodeagent.support.transfers import NAMESPACE, NODE, TRANSFERS, data_upload, mover_pod
+from tests.nodeagent.support.transfers import NAMESPACE, NODE, TRANSFERS, data_upload, disrupted, ended, mover_pod
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
@@ -38,177 +38,103 @@ pytestmark = pytest.mark.looptime
 
 STOPPED = "stopped by SIGTERM: data path is canceled"
 DELETED = "2026-11-21T12:00:00Z"
-DISRUPTION = {
-    "type": "DisruptionTarget",
-    "status": "True",
-    "reason": "PreemptionByScheduler",
-    "message": "default-scheduler: preempting to accommodate a higher priority pod",
+PREEMPTED = disrupted("PreemptionByScheduler", "for another pod")
+_FAILED = {"phase": "Failed"}
+_EVICTED = {"reason": "Evicted"}
+_NOT_ENDED = {"phase": "Running"}
+_MESH = [{"name": "mesh", "state": {"terminated": {"exitCode": 1}}}]
+_KILLED_EARLY = ended(128, "failed to start shim: start failed: : signal: killed: unknown", "StartError")
+_NO_PROGRAM = ended(128, "no such file", "StartError")
+_UNKNOWN = ended(137, "", "ContainerStatusUnknown")
+_BY_NINE, _BY_PREEMPTION = "killed by signal 9 (exit code 137)", "PreemptionByScheduler: for another pod"
+
+_STATUSES: dict[str, tuple[JsonDict, PodState, str | None]] = {
+    "pending": ({"phase": "Pending"}, PodState.PENDING, None),
+    "no disruption": ({"conditions": [PREEMPTED["conditions"][0] | {"status": "False"}]}, PodState.PENDING, None),
+    "running": (_NOT_ENDED, PodState.RUNNING, None),
+    "to be preempted": (_NOT_ENDED | PREEMPTED, PodState.RUNNING, _BY_PREEMPTION),
+    "container ended": (ended(0) | _NOT_ENDED, PodState.ENDED, "Error (exit code 0)"),
+    "succeeded": (ended(0), PodState.ENDED, "Error (exit code 0)"),
+    "succeeded, no container known": ({"phase": "Succeeded"}, PodState.ENDED, None),
+    "failed": (ended(12, "wrong password"), PodState.ENDED, "Error (exit code 12)"),
+    "out of its own memory": (ended(137, "", "OOMKilled"), PodState.ENDED, "OOMKilled (exit code 137)"),
+    "no program": (_NO_PROGRAM, PodState.ENDED, "StartError (exit code 128)"),
+    "killed while it was started": (_KILLED_EARLY, PodState.LOST, "StartError (exit code 128)"),
+    "stopped without the kubelet": (ended(14, STOPPED), PodState.LOST, "stopped by SIGTERM"),
+    "stopped before it had started": (ended(143), PodState.LOST, "killed by signal 15 (exit code 143)"),
+    "evicted": (ended(137) | _EVICTED | {"message": "low"}, PodState.LOST, "Evicted: low"),
+    "preempted": (ended(14) | PREEMPTED, PodState.LOST, _BY_PREEMPTION),
+    "killed when preempted": (ended(137) | PREEMPTED, PodState.LOST, _BY_PREEMPTION),
+    "evicted with a condition": (_FAILED | _EVICTED | PREEMPTED, PodState.LOST, "Evicted: for another pod"),
+    "container lost": (_UNKNOWN, PodState.LOST, "ContainerStatusUnknown (exit code 137)"),
+    "container lost after its eviction": (_UNKNOWN | _EVICTED, PodState.LOST, "Evicted"),
+    "node rebooted": (ended(255, "", "Unknown"), PodState.LOST, "Unknown (exit code 255)"),
+    "killed": (ended(137), PodState.LOST, _BY_NINE),
+    "killed without a reason": (ended(137, "", ""), PodState.LOST, _BY_NINE),
+    "failed without a container": (_FAILED, PodState.LOST, None),
+    "init container": (
+        _FAILED | {"initContainerStatuses": _MESH},
+        PodState.LOST,
+        "init container mesh failed: Error (exit code 1)",
+    ),
+    "evicted before it started": (_FAILED | _EVICTED, PodState.LOST, "Evicted"),
+    "rejected by the kubelet": (_FAILED | {"reason": "NodeAffinity"}, PodState.LOST, "NodeAffinity"),
+    "no room": (_FAILED | {"reason": "OutOfcpu", "message": "no cpu"}, PodState.LOST, "OutOfcpu: no cpu"),
 }
+_KILLED = {"killed", "killed without a reason"}
+_REJECTED = {"evicted before it started": "Evicted", "rejected by the kubelet": "NodeAffinity", "no room": "OutOfcpu"}
 
 
-def ended(exit_code: int, **terminated: object) -> JsonDict:
-    """Return the status of a pod whose container ended."""
-    phase = "Failed" if exit_code else "Succeeded"
-    return {"phase": phase, "containerStatuses": [{"state": {"terminated": {"exitCode": exit_code} | terminated}}]}
-
-
-@pytest.mark.parametrize(
-    ("status", "state"),
-    [
-        pytest.param({"phase": "Pending"}, PodState.PENDING, id="pending"),
-        pytest.param({"phase": "Running"}, PodState.RUNNING, id="running"),
-        pytest.param(ended(0) | {"phase": "Running"}, PodState.ENDED, id="container ended"),
-        pytest.param(ended(0), PodState.ENDED, id="succeeded"),
-        pytest.param(ended(12, message="wrong password"), PodState.ENDED, id="failed"),
-        pytest.param(ended(14, message=STOPPED), PodState.LOST, id="stopped without the kubelet"),
-        pytest.param(ended(143, reason="Error"), PodState.LOST, id="stopped before it had started"),
-        pytest.param(ended(137, reason="OOMKilled"), PodState.ENDED, id="out of its own memory"),
-        pytest.param({"phase": "Succeeded"}, PodState.ENDED, id="succeeded, no container known"),
-        pytest.param({"phase": "Failed", "reason": "Evicted"}, PodState.LOST, id="evicted before it started"),
-        pytest.param(ended(137) | {"reason": "Evicted"}, PodState.LOST, id="evicted"),
-        pytest.param({"phase": "Failed", "reason": "NodeAffinity"}, PodState.LOST, id="rejected by the kubelet"),
-        pytest.param(ended(14) | {"conditions": [DISRUPTION]}, PodState.LOST, id="preempted"),
-        pytest.param(ended(137, reason="ContainerStatusUnknown"), PodState.LOST, id="container lost"),
-        pytest.param(ended(255, reason="Unknown"), PodState.LOST, id="node rebooted"),
-        pytest.param(ended(137, reason="Error"), PodState.LOST, id="killed"),
-        pytest.param(
-            ended(128, reason="StartError", message="failed to start shim: start failed: : signal: killed: unknown"),
-            PodState.LOST,
-            id="killed while it was started",
-        ),
-        pytest.param(ended(128, reason="StartError", message="no such file"), PodState.ENDED, id="no program"),
-        pytest.param({"phase": "Failed"}, PodState.LOST, id="failed without a container"),
-    ],
-)
-def test_the_state_of_a_pod_follows_from_its_status(status: JsonDict, state: PodState) -> None:
-    assert pod_state(mover_pod(data_upload(), **status)) is state
-
-
-@pytest.mark.parametrize(
-    ("status", "state"),
-    [
-        pytest.param({"phase": "Pending"}, PodState.TERMINATING, id="pending"),
-        pytest.param({"phase": "Running"}, PodState.TERMINATING, id="running"),
-        pytest.param(ended(14), PodState.LOST, id="ended"),
-    ],
-)
-def test_a_pod_that_is_being_deleted_is_terminating_until_it_ended(status: JsonDict, state: PodState) -> None:
-    pod = mover_pod(data_upload(), **status)
-    pod["metadata"]["deletionTimestamp"] = DELETED
-    assert pod_state(pod) is state
-
-
-def test_no_pod_is_absent() -> None:
+@pytest.mark.parametrize("name", _STATUSES)
+def test_state_and_cause_follow_from_the_status_also_of_a_trimmed_pod(name: str) -> None:
+    status, state, cause = _STATUSES[name]
+    whole = mover_pod(data_upload(), **status)
+    for pod in (whole, trim_pod(whole)):
+        assert (pod_state(pod), explain_loss(pod), pod_node(pod)) == (state, cause, NODE)
+        assert (was_killed(pod), rejection_reason(pod)) == (name in _KILLED, _REJECTED.get(name))
+        # Whichever agent created it; only one that has started may be taken over.
+        pod["metadata"]["labels"] = {"velero.io/data-upload": "du-1"}
+        assert may_take_over(pod) is (state in {PodState.RUNNING, PodState.ENDED})
+        pod["metadata"] |= {"labels": {"app": "x"}, "deletionTimestamp": DELETED}
+        assert not may_take_over(pod)
+        not_ended = state in {PodState.PENDING, PodState.RUNNING}
+        assert pod_state(pod) is (PodState.TERMINATING if not_ended else PodState.LOST)
+        assert not was_killed(pod)
     assert pod_state(None) is PodState.ABSENT
 
 
-@pytest.mark.parametrize(
-    ("status", "text"),
-    [
-        pytest.param({"reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory", id="evicted"),
-        pytest.param({"reason": "NodeAffinity"}, "NodeAffinity", id="no message"),
-        pytest.param({"conditions": [DISRUPTION]}, f"PreemptionByScheduler: {DISRUPTION['message']}", id="preempted"),
-        pytest.param({"conditions": [DISRUPTION | {"status": "False"}]}, None, id="no disruption"),
-        pytest.param({"phase": "Running"}, None, id="unknown"),
-        pytest.param(ended(137, reason="Error"), "killed by signal 9 (exit code 137)", id="killed"),
-        pytest.param(ended(14, reason="Error", message=STOPPED), "stopped by SIGTERM", id="stopped"),
-        pytest.param(
-            {"phase": "Failed", "initContainerStatuses": [{"name": "mesh", "state": {"terminated": {"exitCode": 1}}}]},
-            "init container mesh failed: Error (exit code 1)",
-            id="init container",
-        ),
-    ],
-)
-def test_the_cause_of_a_loss_is_taken_from_the_status(status: JsonDict, text: str | None) -> None:
-    pod = mover_pod(data_upload(), **status)
-    assert [explain_loss(each) for each in (pod, trim_pod(pod))] == [text, text]
-
-
-def test_a_trimmed_pod_has_the_state_of_the_whole_one() -> None:
-    pod = mover_pod(data_upload(), **(ended(14) | {"conditions": [DISRUPTION]}))
-    pod["spec"]["containers"][0]["image"] = "x" * 1000
-    small = trim_pod(pod)
-    assert (pod_state(small), explain_loss(small), pod_node(small)) == (PodState.LOST, explain_loss(pod), NODE)
-    assert "containers" not in small["spec"]
-
-
-@pytest.mark.parametrize(
-    ("status", "labels", "expected"),
-    [
-        pytest.param({"phase": "Running"}, True, True, id="running"),
-        pytest.param(ended(0), True, True, id="ended"),
-        pytest.param({"phase": "Pending"}, True, False, id="pending"),
-        pytest.param(ended(14) | {"conditions": [DISRUPTION]}, True, False, id="lost"),
-        pytest.param({"phase": "Running"}, False, False, id="another pod"),
-    ],
-)
-def test_only_a_mover_that_has_started_may_take_over(status: JsonDict, *, labels: bool, expected: bool) -> None:
-    pod = mover_pod(data_upload(), **status)
-    pod["metadata"]["labels"] = {"velero.io/data-upload": "du-1"} if labels else {"app": "x"}
-    assert [may_take_over(each) for each in (pod, trim_pod(pod))] == [expected, expected]
-
-
 def test_the_memory_limit_of_a_killed_pod_is_reported_trimmed_or_not() -> None:
-    pod = mover_pod(data_upload(), **ended(137, reason="Error"))
-    pod["spec"]["containers"][0]["resources"] = {"limits": {"memory": "64Mi", "cpu": "1"}}
+    pod = mover_pod(data_upload(), **ended(137))
+    limits = {"limits": {"memory": "64Mi", "cpu": "1"}}
+    pod["spec"]["containers"][0] |= {"resources": limits, "image": "x" * 1000}
     text = "killed by signal 9 (exit code 137), probably out of memory (limit 64Mi)"
     assert [explain_loss(each) for each in (pod, trim_pod(pod))] == [text, text]
-
-
-@pytest.mark.parametrize(
-    ("status", "meta", "killed"),
-    [
-        pytest.param(ended(137, reason="Error"), {}, True, id="unknown reason"),
-        pytest.param(ended(137), {}, True, id="no reason"),
-        pytest.param(ended(137, reason="Error"), {"deletionTimestamp": DELETED}, False, id="deleted"),
-        pytest.param(ended(137, reason="Error") | {"reason": "Evicted"}, {}, False, id="evicted"),
-        pytest.param(ended(137, reason="Error") | {"conditions": [DISRUPTION]}, {}, False, id="preempted"),
-        pytest.param(ended(137, reason="ContainerStatusUnknown"), {}, False, id="container lost"),
-        pytest.param(ended(143, reason="Error"), {}, False, id="another signal"),
-        pytest.param({"phase": "Running"}, {}, False, id="running"),
-    ],
-)
-def test_only_a_kill_for_an_unknown_reason_counts(status: JsonDict, meta: JsonDict, *, killed: bool) -> None:
-    pod = mover_pod(data_upload(), **status)
-    pod["metadata"] |= meta
-    assert was_killed(pod) is killed
-
-
-OUT_OF_CPU = {"phase": "Failed", "reason": "OutOfcpu", "message": "Pod was rejected: Node didn't have enough resource"}
-
-
-@pytest.mark.parametrize(
-    ("status", "reason"),
-    [
-        pytest.param(OUT_OF_CPU, "OutOfcpu", id="no room"),
-        pytest.param({"phase": "Failed", "reason": "NodeAffinity"}, "NodeAffinity", id="other labels"),
-        pytest.param({"phase": "Failed", "reason": "Evicted"}, "Evicted", id="node under pressure"),
-        pytest.param({"phase": "Failed", "reason": "Evicted", "conditions": [DISRUPTION]}, None, id="evicted"),
-        pytest.param(ended(137, reason="ContainerStatusUnknown") | {"reason": "Evicted"}, None, id="had run"),
-        pytest.param({"phase": "Failed"}, None, id="no reason"),
-        pytest.param({"phase": "Running"}, None, id="running"),
-    ],
-)
-def test_a_pod_that_its_kubelet_did_not_admit_has_the_reason(status: JsonDict, reason: str | None) -> None:
-    pod = mover_pod(data_upload(), **status)
-    assert [rejection_reason(each) for each in (pod, trim_pod(pod))] == [reason, reason]
+    assert "image" not in trim_pod(pod)["spec"]["containers"][0]
 
 
 def read(text: str) -> MoverLoss | None:
     return MoverLoss.from_annotations({MOVER_LOST_ANNOTATION: text})
 
 
-EVICTED = {"reason": "Evicted", "message": "why", "conditions": [DISRUPTION]}
+EVICTED = {"reason": "Evicted", "message": "why"} | PREEMPTED
 
 
-def lost_pod(number: int, **status: Any) -> JsonDict:
-    pod = mover_pod(data_upload(), phase="Failed", **status)
-    return pod | {"metadata": pod["metadata"] | {"uid": f"pod-{number}"}}
+def count_lost(times: int, **status: Any) -> MoverLoss:
+    """Return the record of so many lost pods."""
+    loss = None
+    for number in range(times):
+        pod = mover_pod(data_upload(uid=str(number)), phase="Failed", **status)
+        loss = count_loss(loss, pod, NOON)
+    assert loss is not None
+    return loss
 
 
 def test_recorded_loss_is_read_as_it_was_counted() -> None:
-    loss = count_loss(None, lost_pod(1, **EVICTED), NOON)
+    loss = count_lost(1, **EVICTED)
     assert read(loss.to_json()) == loss
+    of_an_earlier_version = read('{"since":"2026-11-21T12:00:00Z","last":"2026-11-21T12:00:00Z","times":3,"killed":1}')
+    assert of_an_earlier_version is not None
+    assert (of_an_earlier_version.times, of_an_earlier_version.rejected) == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -237,18 +163,9 @@ def test_pause_before_the_next_pod_doubles_up_to_a_limit(times: int, seconds: in
     ("status", "fails"), [(EVICTED, True), ({"reason": "OutOfcpu"}, False)], ids=["evicted", "rejected"]
 )
 def test_only_pods_that_were_admitted_are_limited(status: JsonDict, *, fails: bool) -> None:
-    loss = None
-    for number in range(20):
-        loss = count_loss(loss, lost_pod(number, **status), NOON)
-    assert loss is not None
+    loss = count_lost(20, **status)
     text = "was lost 20 times before its data path started: Evicted: why"
     assert (loss.times, loss.failure) == (20, text if fails else None)
-
-
-def test_a_loss_that_a_previous_version_recorded_is_read() -> None:
-    found = read('{"since":"2026-11-21T12:00:00Z","last":"2026-11-21T12:00:00Z","times":3,"killed":1}')
-    assert found is not None
-    assert (found.times, found.rejected) == (3, 0)
 
 
 LOG_LIMIT_BYTES = 4 * 1024 * 1024
@@ -333,28 +250,12 @@ async def test_the_end_of_the_log_is_kept_if_the_outcome_is_written_twice() -> N
     assert "its log ends: kopia said why" in world.transfer()["status"]["message"]
 
 
-async def test_a_log_that_cannot_be_read_delays_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async with open_world(accepted(data_upload()), mover=Mover(exit_code=11, message="")) as world:
-        world.kube.fail_next("GET", "/pods/du-1/log", 500, times=1000)
-        async with world.agent():
-            await world.until(lambda: world.phase() == "Failed", seconds=200)
-            await asyncio.sleep(0)
-    assert "cannot copy the log" in caplog.text
-
-
-def ended_pods(count: int) -> list[tuple[DataUpload, JsonDict]]:
-    """Return transfers, each with its mover pod, which has ended."""
-    status = {"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"exitCode": 1}}}]}
-    crs = [DataUpload.parse(data_upload(f"du-{number}")) for number in range(count)]
-    metas = [{"name": cr.name, "namespace": NAMESPACE, "uid": f"uid-of-pod-{cr.name}"} for cr in crs]
-    return [(cr, {"metadata": meta, "status": status}) for cr, meta in zip(crs, metas, strict=True)]
-
-
 async def test_kubelets_that_do_not_answer_delay_each_transfer_once_and_hold_two_requests() -> None:
     kube = FakeKube()
     gate = Gate(kube, holds=lambda request: request.path.endswith("/log"))
     logs = MoverLogs(KubeClient(gate, Retry(LoopClock(), attempts=1)))
-    pairs = ended_pods(20)
+    raws = [data_upload(f"du-{number}") for number in range(20)]
+    pairs = [(DataUpload.parse(raw), mover_pod(raw, **ended(1))) for raw in raws]
     loop = asyncio.get_running_loop()
     for expected_seconds in (30.0, 0.0):
         began = loop.time()
@@ -366,7 +267,7 @@ async def test_kubelets_that_do_not_answer_delay_each_transfer_once_and_hold_two
     # Another pod of the transfer has a log of its own.
     gate.open.set()
     cr, pod = pairs[0]
-    kube.put({"apiVersion": "v1", "kind": "Pod"} | pod)
+    kube.put(pod)
     kube.logs[NAMESPACE, cr.name] = "it says why"
     assert await logs.copy(cr, pod | {"metadata": pod["metadata"] | {"uid": "another"}}) == "it says why"
 

@@ -68,9 +68,7 @@ def test_a_stopped_mover_is_canceled_only_after_a_cancel_request(exit_code: int,
         pytest.param(PodEnd(11, "", "Error"), f"{_ENDED}Error (exit code 11)", id="without a message"),
         pytest.param(PodEnd(137, "its log", "OOMKilled"), f"{_ENDED}OOMKilled (exit code 137): its log", id="OOM"),
         pytest.param(
-            PodEnd(137, "its log", "Error"),
-            f"{_ENDED}killed by signal 9 (exit code 137): its log",
-            id="killed",
+            PodEnd(137, "its log", "Error"), f"{_ENDED}killed by signal 9 (exit code 137): its log", id="killed"
         ),
         pytest.param(
             PodEnd(137, "", "Error", "64Mi"),
@@ -86,27 +84,23 @@ def test_any_other_end_is_failed_with_its_cause(end: PodEnd, message: str) -> No
     assert decide_outcome(end, parse, cancel_requested=False) == Outcome(phase=Phase.FAILED, message=message)
 
 
-def test_an_unknown_increment_is_absent_and_one_of_nothing_is_written() -> None:
-    cr = DataUpload.parse(data_upload())
-    for size, shown in ((UNSET, {}), (0, {"incrementalBytes": 0})):
-        outcome = Outcome(Phase.COMPLETED, result=replace(BACKUP, incremental_bytes=size))
-        status = BackupResults().final_status(cr, outcome)
-        assert {key: value for key, value in status.items() if key == "incrementalBytes"} == shown
+def test_a_size_that_is_not_known_is_absent_and_an_increment_of_nothing_is_written() -> None:
+    def shown(**result: object) -> list[object]:
+        outcome = Outcome(Phase.COMPLETED, result=replace(BACKUP, **result))
+        status = BackupResults().final_status(DataUpload.parse(data_upload()), outcome)
+        return [status.get("sourceSize"), status.get("incrementalBytes")]
 
-
-def test_a_size_of_the_source_that_is_not_known_is_absent() -> None:
-    found = []
-    for size, empty in ((0, False), (0, True), (5, False)):
-        result = replace(BACKUP, total_bytes=size, empty_snapshot=empty)
-        status = BackupResults().final_status(DataUpload.parse(data_upload()), Outcome(Phase.COMPLETED, result=result))
-        found.append(status.get("sourceSize"))
-    assert found == [None, 0, 5]
+    assert shown(total_bytes=0, incremental_bytes=UNSET) == [None, None]
+    assert shown(total_bytes=0, empty_snapshot=True, incremental_bytes=0) == [0, 0]
+    assert shown(total_bytes=5) == [5, 3]
 
 
 def test_a_transfer_that_became_a_full_one_says_so() -> None:
     backup = BackupResults().final_status(
-        DataUpload.parse(data_upload()), Outcome(Phase.COMPLETED, result=replace(BACKUP, fallback_full=True))
+        DataUpload.parse(data_upload()),
+        Outcome(Phase.COMPLETED, result=replace(BACKUP, fallback_full=True, note="read everything")),
     )
+    assert backup["message"] == "read everything"
     found = []
     for kind in ("", "full", "Incremental"):
         cr = PodVolumeRestore.parse(merge_patch(pod_volume_restore(), {"spec": {"restoreType": kind}}))
@@ -185,16 +179,15 @@ def test_an_invalid_outcome_counts_as_missing(text: str) -> None:
     assert stored(text) is None
 
 
-@pytest.mark.parametrize("result", [None, RESTORE], ids=["no result", "of a restore"])
-def test_a_backup_is_never_completed_without_its_result(result: MoverResult | None) -> None:
-    with pytest.raises(ContractError, match="no backup result"):
-        BackupResults().final_status(DataUpload.parse(data_upload()), Outcome(Phase.COMPLETED, result=result))
-
-
-@pytest.mark.parametrize("result", [None, BACKUP], ids=["no result", "of a backup"])
-def test_a_restore_is_never_completed_without_its_result(result: MoverResult | None) -> None:
-    with pytest.raises(ContractError, match="no restore result"):
-        RestoreResults().final_status(DataUpload.parse(data_upload()), Outcome(Phase.COMPLETED, result=result))
+@pytest.mark.parametrize(
+    ("results", "result"),
+    [(BackupResults(), None), (BackupResults(), RESTORE), (RestoreResults(), None), (RestoreResults(), BACKUP)],
+)
+def test_nothing_is_completed_without_its_result(
+    results: BackupResults | RestoreResults, result: MoverResult | None
+) -> None:
+    with pytest.raises(ContractError, match=r"no (backup|restore) result"):
+        results.final_status(DataUpload.parse(data_upload()), Outcome(Phase.COMPLETED, result=result))
 
 
 def test_a_stored_outcome_has_no_secrets() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,6 @@ async def test_only_moves_of_the_table_are_written(phase: Phase, to: Phase) -> N
         assert recorder.patches == []
 
 
-async def test_failed_needs_a_message() -> None:
-    with pytest.raises(IllegalMoveError, match="without a message"):
-        await moved(upload(Phase.ACCEPTED), Phase.FAILED, Change(status={"message": ""}))
-
-
 @pytest.mark.parametrize(
     ("phase", "to", "restore_type", "said"),
     [
@@ -111,20 +107,6 @@ async def test_a_failed_restore_in_place_says_so(phase: Phase, to: Phase, restor
     volume = transfer["spec"]["volume"]
     state = f"; volume {volume} may have been restored in part: restore it again" if said else ""
     assert patch["status"]["message"] == f"why{state}"
-
-
-async def test_a_write_requires_the_version_that_was_read() -> None:
-    patch = await moved(upload(Phase.PREPARED), Phase.IN_PROGRESS)
-    assert patch["metadata"]["uid"] == "uid-of-du-1"
-    assert patch["metadata"]["resourceVersion"] == "7"
-
-
-async def test_an_accepted_transfer_gets_marks_and_timestamp() -> None:
-    change = Change(status={"acceptedByNode": "node-a"}, labels={NODE_LABEL: "node-a"}, finalizers=["f"])
-    patch = await moved(upload(Phase.NEW), Phase.ACCEPTED, change)
-    assert patch["status"] == {"phase": "Accepted", "acceptedTimestamp": STAMP, "acceptedByNode": "node-a"}
-    assert patch["metadata"]["labels"] == {EXPOSE_ON_GOING_LABEL: "true", NODE_LABEL: "node-a"}
-    assert patch["metadata"]["finalizers"] == ["f"]
 
 
 @pytest.mark.parametrize(
@@ -150,26 +132,39 @@ async def test_an_accepted_transfer_has_the_status_fields_that_velero_writes(
     assert patch["status"].get("node") == recorded_status.get("node")
 
 
-async def test_a_started_transfer_loses_the_expose_label_and_a_stale_message() -> None:
-    patch = await moved(upload(Phase.PREPARED, message="waiting"), Phase.IN_PROGRESS)
-    assert patch["status"] == {"phase": "InProgress", "startTimestamp": STAMP, "message": None}
-    assert patch["metadata"]["labels"] == {EXPOSE_ON_GOING_LABEL: None}
+async def test_failed_needs_a_message() -> None:
+    with pytest.raises(IllegalMoveError, match="without a message"):
+        await moved(upload(Phase.ACCEPTED), Phase.FAILED, Change(status={"message": ""}))
 
 
-async def test_a_final_status_has_both_timestamps_although_nothing_started() -> None:
-    patch = await moved(upload(Phase.ACCEPTED), Phase.FAILED, Change(status={"message": "why"}))
-    assert patch["status"] == {
-        "phase": "Failed",
-        "message": "why",
-        "startTimestamp": STAMP,
-        "completionTimestamp": STAMP,
-    }
+_MARKS = Change(status={"acceptedByNode": "node-a"}, labels={NODE_LABEL: "node-a"}, finalizers=["f"])
+_HELD, _FREE = {EXPOSE_ON_GOING_LABEL: "true"}, {EXPOSE_ON_GOING_LABEL: None}
+_NOON = {"startTimestamp": "2026-11-21T12:00:00Z"}
 
 
-async def test_a_final_status_keeps_the_start() -> None:
-    transfer = upload(Phase.IN_PROGRESS, startTimestamp="2026-11-21T12:00:00Z")
-    patch = await moved(transfer, Phase.COMPLETED)
-    assert "startTimestamp" not in patch["status"]
+@pytest.mark.parametrize(
+    ("transfer", "change", "status", "labels"),
+    [
+        (upload(Phase.NEW), _MARKS, {"acceptedTimestamp": STAMP, **_MARKS.status}, _HELD | _MARKS.labels),
+        (upload(Phase.PREPARED, message="waits"), Change(), {"startTimestamp": STAMP, "message": None}, _FREE),
+        (upload(Phase.IN_PROGRESS, **_NOON), Change(), {"completionTimestamp": STAMP}, None),
+        (
+            upload(Phase.ACCEPTED),
+            Change(status={"message": "why"}),
+            {"message": "why", "startTimestamp": STAMP, "completionTimestamp": STAMP},
+            _FREE,
+        ),
+    ],
+    ids=["Accepted", "InProgress", "Completed", "Failed"],
+)
+async def test_a_move_writes_timestamps_and_the_expose_label_and_requires_the_version_that_was_read(
+    transfer: JsonDict, change: Change, status: JsonDict, labels: JsonDict, request: pytest.FixtureRequest
+) -> None:
+    to = Phase(request.node.callspec.id)
+    patch = await moved(transfer, to, change)
+    assert patch["status"] == {"phase": to} | status
+    meta = {"uid": "uid-of-du-1", "resourceVersion": "7"} | ({"labels": labels} if labels else {})
+    assert patch["metadata"] == meta | ({"finalizers": ["f"]} if change.finalizers else {})
 
 
 async def test_a_field_that_the_kind_lacks_is_never_written() -> None:
@@ -182,23 +177,23 @@ async def test_a_field_that_the_kind_lacks_is_never_written() -> None:
 WAITING = {PENDING_REASON_ANNOTATION: "WaitingForSlot"}
 
 
-async def reported(annotations: dict[str, str], **report: Any) -> JsonDict:
+@pytest.mark.parametrize(
+    ("annotations", "message", "reason", "written"),
+    [
+        ({}, "waiting for a free slot", "WaitingForSlot", WAITING),
+        (WAITING, "", None, {PENDING_REASON_ANNOTATION: None}),
+        (WAITING, "another one", None, {PENDING_REASON_ANNOTATION: None}),
+    ],
+    ids=["with a reason", "removed", "without a reason"],
+)
+async def test_a_reason_is_written_by_the_same_patch_as_its_message(
+    annotations: JsonDict, message: str, reason: str | None, written: JsonDict
+) -> None:
     transfer = data_upload(status={"phase": "Prepared", "message": "old"}, annotations=annotations)
     recorder = Recorder(transfer)
-    await recorder.writer.report(UPLOADS, UPLOADS.parse(transfer), **report)
-    return recorder.patch
-
-
-async def test_a_reason_is_written_by_the_same_patch_as_its_message() -> None:
-    patch = await reported({}, message="waiting for a free slot", reason="WaitingForSlot")
-    assert patch["status"] == {"message": "waiting for a free slot"}
-    assert patch["metadata"]["annotations"] == WAITING
-
-
-@pytest.mark.parametrize("message", ["", "another one"], ids=["removed", "without a reason"])
-async def test_a_message_without_a_reason_removes_the_last_reason(message: str) -> None:
-    patch = await reported(WAITING, message=message)
-    assert patch["metadata"]["annotations"] == {PENDING_REASON_ANNOTATION: None}
+    await recorder.writer.report(UPLOADS, UPLOADS.parse(transfer), message=message, reason=reason)
+    assert recorder.patch["status"] == {"message": message or None}
+    assert recorder.patch["metadata"]["annotations"] == written
 
 
 @pytest.mark.parametrize("message", ["waiting", ""], ids=["with message", "message overwritten"])
@@ -217,23 +212,16 @@ async def test_annotating_never_writes_a_phase() -> None:
     assert recorder.patches == []
 
 
-async def test_each_subscriber_receives_what_was_stored_before_the_write_returns() -> None:
+@pytest.mark.parametrize("rejected", [False, True])
+async def test_each_subscriber_receives_what_was_stored_before_the_write_returns(rejected: bool) -> None:
     stored: list[list[str]] = [[], []]
-    client = scripted_client(lambda _: answer(upload(Phase.IN_PROGRESS) | {"metadata": data_upload()["metadata"]}))
-    writer = StatusWriter(
-        client, HandClock(), on_stored=[lambda cr: stored[0].append(cr.phase), lambda cr: stored[1].append(cr.phase)]
-    )
-    await writer.move(UPLOADS, UPLOADS.parse(upload(Phase.PREPARED)), Phase.IN_PROGRESS)
-    assert stored == [["InProgress"], ["InProgress"]]
-
-
-async def test_a_rejected_write_notifies_no_subscriber() -> None:
-    stored: list[Transfer] = []
-    client = scripted_client(lambda _: answer({"reason": "Conflict", "message": "changed"}, status=409))
-    writer = StatusWriter(client, HandClock(), on_stored=[stored.append])
-    with pytest.raises(ConflictError):
+    conflict = answer({"reason": "Conflict", "message": "changed"}, status=409)
+    client = scripted_client(lambda _: conflict if rejected else answer(upload(Phase.IN_PROGRESS)))
+    subscribers = [lambda cr, seen=seen: seen.append(cr.phase) for seen in stored]
+    writer = StatusWriter(client, HandClock(), on_stored=subscribers)
+    with pytest.raises(ConflictError) if rejected else nullcontext():
         await writer.move(UPLOADS, UPLOADS.parse(upload(Phase.PREPARED)), Phase.IN_PROGRESS)
-    assert stored == []
+    assert stored == ([[], []] if rejected else [["InProgress"], ["InProgress"]])
 
 
 async def test_secrets_in_a_message_are_redacted_and_other_fields_kept() -> None:
@@ -245,68 +233,59 @@ async def test_secrets_in_a_message_are_redacted_and_other_fields_kept() -> None
 OWNER = {"apiVersion": "velero.io/v1", "kind": "Backup", "name": "nightly", "uid": "uid-of-nightly"}
 
 
-def kube_with(phase: str | None) -> FakeKube:
-    """Return an API server with the Backup `nightly` in that phase; None: without it."""
+_GONE = "Backup velero/nightly no longer exists"
+
+
+async def refusal(phase: str | None, owner: JsonDict | None = OWNER, *, failing: int = 0) -> str | None:
+    """Return why a PodVolumeBackup of `owner` is not retried; its Backup has that phase, None: there is none."""
     kube = FakeKube()
     if phase is not None:
         meta = {"name": "nightly", "namespace": NAMESPACE, "uid": OWNER["uid"]}
         status = {"phase": phase} if phase else {}
         kube.put({"apiVersion": BACKUPS.api_version, "kind": "Backup", "metadata": meta, "status": status})
-    return kube
-
-
-async def refusal(kube: FakeKube, *owners: JsonDict) -> str | None:
-    cr = PodVolumeBackup.parse(pod_volume_backup(ownerReferences=list(owners)))
-    return await read_owner_refusal(kube.client, cr)
+    if failing:
+        kube.fail_next("GET", "/backups/nightly", failing, times=10)
+    owners = [] if owner is None else [owner]
+    return await read_owner_refusal(kube.client, PodVolumeBackup.parse(pod_volume_backup(ownerReferences=owners)))
 
 
 @pytest.mark.parametrize("phase", ["", "New", "InProgress", "WaitingForPluginOperations", "Finalizing"])
 async def test_a_backup_that_is_not_final_waits(phase: str) -> None:
-    assert await refusal(kube_with(phase), OWNER) is None
+    assert await refusal(phase) is None
 
 
 @pytest.mark.parametrize("phase", ["Completed", "PartiallyFailed", "Failed", "FailedValidation", "Deleting"])
 async def test_a_backup_that_is_final_does_not_wait(phase: str) -> None:
-    assert await refusal(kube_with(phase), OWNER) == f"Backup velero/nightly is {phase}"
+    assert await refusal(phase) == f"Backup velero/nightly is {phase}"
 
 
 @pytest.mark.parametrize(
-    ("phase", "uid"), [(None, OWNER["uid"]), ("InProgress", "another")], ids=["deleted", "created again"]
+    ("phase", "owner", "expected"),
+    [
+        (None, OWNER, _GONE),
+        ("InProgress", OWNER | {"uid": "another"}, _GONE),
+        ("Failed", None, None),
+        ("Failed", OWNER | {"kind": "Schedule"}, None),
+        ("Failed", OWNER | {"apiVersion": "example.com/v1"}, None),
+    ],
+    ids=["deleted", "created again", "without an owner", "of another kind", "of another group"],
 )
-async def test_a_backup_that_is_gone_does_not_wait(phase: str | None, uid: str) -> None:
-    assert await refusal(kube_with(phase), OWNER | {"uid": uid}) == "Backup velero/nightly no longer exists"
-
-
-@pytest.mark.parametrize(
-    "owners",
-    [[], [OWNER | {"kind": "Schedule"}], [OWNER | {"apiVersion": "example.com/v1"}]],
-    ids=["none", "another kind", "another group"],
-)
-async def test_without_an_owning_backup_nothing_is_read(owners: list[JsonDict]) -> None:
-    kube = kube_with(None)
-    assert await refusal(kube, *owners) is None
-    assert kube.requests == []
+async def test_only_the_owning_backup_decides(phase: str | None, owner: JsonDict | None, expected: str | None) -> None:
+    assert await refusal(phase, owner) == expected
 
 
 async def test_other_kinds_do_not_depend_on_their_owner() -> None:
-    kube = kube_with(None)
+    kube = FakeKube()
     cr: Transfer = DataUpload.parse(data_upload(ownerReferences=[OWNER]))
     assert await read_owner_refusal(kube.client, cr) is None
     assert kube.requests == []
 
 
-async def test_without_the_permission_the_owner_does_not_matter(caplog: pytest.LogCaptureFixture) -> None:
-    kube = kube_with("Failed")
-    kube.fail_next("GET", "/backups/nightly", 403)
-    assert await refusal(kube, OWNER) is None
+async def test_only_without_the_permission_the_owner_does_not_matter(caplog: pytest.LogCaptureFixture) -> None:
+    assert await refusal("Failed", failing=403) is None
     assert "whatever has become of its Backup" in caplog.text
-
-
-async def test_an_api_server_that_fails_gives_no_answer() -> None:
-    kube = kube_with("Failed")
-    kube.fail_next("GET", "/backups/nightly", 500, times=10)
     with pytest.raises(KubeError):
-        await refusal(kube, OWNER)
+        await refusal("Failed", failing=500)
 
 
 OF_SNAPSHOTS = {"DataUpload": data_upload, "DataDownload": data_download}
@@ -346,21 +325,6 @@ async def test_a_blocked_cleanup_is_reported_once_and_continues_when_it_can(kind
         assert world.transfer(kind)["status"] == status
         await hold_claim(world, name, finalizers=[])
         await world.until(lambda: world.done(kind), seconds=100, every=1)
-
-
-async def test_a_blocked_cleanup_does_not_block_other_transfers() -> None:
-    blocked, others = accepted(data_upload("blocked")), [accepted(data_upload(f"du-{n}")) for n in range(3)]
-    for transfer in (blocked, *others):
-        source = {"volumeSnapshot": f"vs-{transfer['metadata']['name']}"}
-        transfer["spec"] = transfer["spec"] | {"csiSnapshot": transfer["spec"]["csiSnapshot"] | source}
-    async with open_world(blocked, *others, mover=Mover(seconds=1)) as world, world.agent(slots=1):
-        await world.until(
-            lambda: any(c["metadata"]["name"] == "blocked" for c in world.kube.objects(PERSISTENT_VOLUME_CLAIMS))
-        )
-        await hold_claim(world, "blocked", finalizers=[FOREIGN])
-        await world.until(lambda: all(world.done(name=f"du-{n}") for n in range(3)), seconds=60)
-        await world.until(lambda: world.phase(name="blocked") == "Completed", seconds=60)
-        assert not world.done(name="blocked")
 
 
 async def test_a_snapshot_of_a_group_that_is_not_deleted_within_the_operation_timeout_is_left_and_reported() -> None:

@@ -30,7 +30,6 @@ from tests.nodeagent.support.data_kinds import (
     TRUSTING,
     FakeExposer,
     admission,
-    client,
     downloads,
     uploads,
 )
@@ -39,57 +38,45 @@ from tests.support.fakeobjects import merge_patch
 from tests.support.scripted import stored
 from tests.support.versions import built
 
-
-async def test_a_transfer_may_start_when_all_it_needs_is_ready() -> None:
-    verdicts = [
-        (await admission(uploads(), data_upload())).decision,
-        (await admission(downloads(), data_download())).decision,
-    ]
-    assert verdicts == [AdmissionState.READY, AdmissionState.READY]
-
-
 WAITS = AdmissionState.PENDING
 MISSING = timedelta(minutes=2)
 
 
-@pytest.mark.parametrize(
-    ("world", "limit", "words"),
-    [
-        pytest.param({}, MISSING, "BackupStorageLocation velero/default does not exist", id="no location"),
-        pytest.param({LOCATION_PATH: LOCATION}, MISSING, "Secret velero/cloud", id="no secret"),
-        pytest.param(
-            READY_WORLD | {SECRET_PATH: stored(SECRETS, data={"other": ""})},
-            MISSING,
-            "Secret velero/cloud of BackupStorageLocation default has no key k",
-            id="no such key",
-        ),
-        pytest.param(
-            READY_WORLD | {LOCATION_PATH: LOCATION | {"spec": TRUSTING}},
-            MISSING,
-            "Secret velero/ca of BackupStorageLocation default does not exist",
-            id="no CA",
-        ),
-        pytest.param(
-            READY_WORLD | {LOCATION_PATH: LOCATION | {"spec": {"provider": "aws"}}},
-            None,
-            "objectStorage",
-            id="unreadable",
-            marks=pytest.mark.cause("location-unreadable"),
-        ),
-    ],
-)
+def _located(**fields: JsonDict) -> dict[str, JsonDict]:
+    """Return a cluster whose location has these fields."""
+    return READY_WORLD | {LOCATION_PATH: LOCATION | fields}
+
+
+async def _admissions(world: Mapping[str, JsonDict]) -> list[Admission]:
+    return [
+        await admission(uploads(), data_upload(), world),
+        await admission(downloads(), data_download(), world),
+    ]
+
+
+_UNUSABLE: dict[str, tuple[Mapping[str, JsonDict], timedelta | None, str]] = {
+    "no location": ({}, MISSING, "BackupStorageLocation velero/default does not exist"),
+    "no secret": ({LOCATION_PATH: LOCATION}, MISSING, "Secret velero/cloud"),
+    "no such key": (
+        READY_WORLD | {SECRET_PATH: stored(SECRETS, data={"other": ""})},
+        MISSING,
+        "Secret velero/cloud of BackupStorageLocation default has no key k",
+    ),
+    "no CA": (_located(spec=TRUSTING), MISSING, "Secret velero/ca of BackupStorageLocation default does not exist"),
+    "unreadable": (_located(spec={"provider": "aws"}), None, "objectStorage"),
+}
+
+
+@pytest.mark.parametrize(("world", "limit", "words"), _UNUSABLE.values(), ids=_UNUSABLE)
+@pytest.mark.cause("location-unreadable")
 @pytest.mark.cause("location-secret-missing")
 async def test_an_unusable_location_is_named_and_pending(
     world: Mapping[str, JsonDict], limit: timedelta | None, words: str
 ) -> None:
     """One that is missing may be in rotation: the transfer fails after two minutes only."""
-    for found in (
-        await admission(uploads(), data_upload(), world),
-        await admission(downloads(), data_download(), world),
-    ):
+    for found in await _admissions(world):
         assert words in found.message
-        assert (found.decision, found.blocked, found.indefinite) == (WAITS, True, False)
-        assert found.limit == limit
+        assert (found.decision, found.blocked, found.indefinite, found.limit) == (WAITS, True, False, limit)
 
 
 @pytest.mark.parametrize(
@@ -104,13 +91,8 @@ async def test_an_unusable_location_is_named_and_pending(
     ids=["message", "no message", "unknown phase", "available", "no phase"],
 )
 async def test_a_location_that_is_not_available_delays_nothing(status: JsonDict, warning: str | None) -> None:
-    world = READY_WORLD | {LOCATION_PATH: LOCATION | {"status": status}}
-    for found in (
-        await admission(uploads(), data_upload(), world),
-        await admission(downloads(), data_download(), world),
-    ):
-        wanted = f"BackupStorageLocation {warning}" if warning else None
-        assert found == Admission(AdmissionState.READY, warning=wanted)
+    wanted = Admission(AdmissionState.READY, warning=f"BackupStorageLocation {warning}" if warning else None)
+    assert await _admissions(_located(status=status)) == [wanted, wanted]
 
 
 @pytest.mark.parametrize(
@@ -127,11 +109,8 @@ async def test_a_location_that_is_not_available_delays_nothing(status: JsonDict,
 async def test_a_transfer_waits_for_its_exposer_or_fails_with_it(
     found: Pending | ExposeError, expected: Admission, *, upload: bool
 ) -> None:
-    exposer = FakeExposer(found)
-    assert (
-        await (admission(uploads(exposer), data_upload()) if upload else admission(downloads(exposer), data_download()))
-        == expected
-    )
+    kind: Kind[Any] = (uploads if upload else downloads)(FakeExposer(found))
+    assert await admission(kind, data_upload() if upload else data_download()) == expected
 
 
 COPYING = replace(
@@ -245,36 +224,6 @@ def test_a_transfer_queues_for_its_volumes_namespace() -> None:
     assert downloads().queue_namespace(downloads().parse(data_download())) == "app3"
 
 
-def test_the_final_status_of_an_upload_is_as_recorded() -> None:
-    kind = uploads()
-    result = kind.parse_result(
-        '{"snapshotID":"74b3","emptySnapshot":false,"source":{"byPath":"/scratch/volume","volumeMode":"Filesystem"},'
-        '"totalBytes":50000000,"incrementalBytes":50000000}'
-    )
-    cr = kind.parse(data_upload())
-    assert kind.final_status(cr, Outcome(phase=Phase.COMPLETED, result=result)) == {
-        "path": f"/{cr.uid}",
-        "snapshotID": "74b3",
-        "incrementalBytes": 50000000,
-        "sourceSize": 50000000,
-        "progress": {"totalBytes": 50000000, "bytesDone": 50000000},
-    }
-
-
-def test_the_note_of_a_backup_is_its_message() -> None:
-    kind = uploads()
-    text = '{"snapshotID":"74b3","source":{"byPath":"/volume"},"totalBytes":1,"note":"read everything"}'
-    outcome = Outcome.from_json(Outcome(phase=Phase.COMPLETED, result=kind.parse_result(text)).to_json())
-    assert kind.final_status(kind.parse(data_upload()), outcome)["message"] == "read everything"
-
-
-def test_the_final_status_of_a_download_is_as_recorded() -> None:
-    kind = downloads()
-    result = kind.parse_result('{"target":{"byPath":"/72bf","volumeMode":"Filesystem"},"totalBytes":50000000}')
-    status = kind.final_status(kind.parse(data_download()), Outcome(phase=Phase.COMPLETED, result=result))
-    assert status == {"progress": {"totalBytes": 50000000, "bytesDone": 50000000}}
-
-
 def test_a_result_of_the_other_kind_is_rejected() -> None:
     with pytest.raises(ResultError):
         downloads().parse_result('{"snapshotID":"s","source":{"byPath":"/x"}}')
@@ -309,13 +258,6 @@ async def test_an_upload_whose_volume_is_not_the_snapshots_is_not_confirmed() ->
         await kind.confirm_volume(kind.parse(data_upload()))
 
 
-async def test_an_upload_is_complete_with_its_outcome() -> None:
-    kind = uploads()
-    cr, outcome = kind.parse(data_upload()), Outcome(phase=Phase.COMPLETED)
-    assert await kind.keep(cr, outcome) == outcome
-    assert await kind.complete(cr, outcome) is None
-
-
 VOLUME = built("datadownload")["spec"]["targetVolume"]["pv"]
 BASE = built("datadownload", 2)["spec"]["csiSnapshot"]["volumeSnapshot"]
 
@@ -341,18 +283,6 @@ async def test_a_restore_it_cannot_carry_out_fails_whoever_accepted_it(change: J
         await downloads().ensure_exposed(downloads().parse(transfer), no_guard)
 
 
-@pytest.mark.parametrize("wanted", ["", "none", "Full", "INCREMENTAL"])
-async def test_an_existing_volume_is_restored_with_every_restore_type(wanted: str) -> None:
-    exposer = FakeExposer()
-    kind = downloads(exposer)
-    cr = kind.parse(merge_patch(built("datadownload"), {"spec": {"restoreType": wanted}}))
-
-    assert (await kind.check_admission(cr, client(READY_WORLD))).decision is AdmissionState.READY
-
-    assert exposer.checked[-1].volume == VOLUME
-    assert cr.in_place == InPlace(incremental=wanted == "INCREMENTAL", delete_extra_files=True)
-
-
 @pytest.mark.parametrize("end", ["Failed", "Canceled", "Completed"])
 async def test_an_existing_volume_is_given_back_unless_it_was_rebound(end: str) -> None:
     exposer = FakeExposer()
@@ -366,10 +296,19 @@ async def test_an_existing_volume_is_given_back_unless_it_was_rebound(end: str) 
 
 
 @pytest.mark.parametrize("wanted", ["", "none", "Full", "INCREMENTAL"])
-async def test_a_new_volume_is_restored_with_every_restore_type(wanted: str) -> None:
-    settings = {"DeleteExtraFiles": "true"}
-    transfer = merge_patch(data_download(), {"spec": {"restoreType": wanted, "dataMoverConfig": settings}})
-    assert (await admission(downloads(), transfer)).decision is AdmissionState.READY
+@pytest.mark.parametrize("existing", [False, True])
+async def test_a_volume_is_restored_with_every_restore_type(wanted: str, *, existing: bool) -> None:
+    exposer = FakeExposer()
+    kind = downloads(exposer)
+    change = {"spec": {"restoreType": wanted, "dataMoverConfig": {"DeleteExtraFiles": "true"}}}
+    transfer = merge_patch(built("datadownload") if existing else data_download(), change)
+
+    assert (await admission(kind, transfer)).decision is AdmissionState.READY
+
+    assert (exposer.checked[-1].volume == VOLUME) is existing
+    if existing:
+        expected = InPlace(incremental=wanted == "INCREMENTAL", delete_extra_files=True)
+        assert kind.parse(transfer).in_place == expected
 
 
 @pytest.mark.parametrize(

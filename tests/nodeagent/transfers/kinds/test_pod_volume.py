@@ -8,8 +8,7 @@ import pytest
 
 from core.kube.resources import PODS
 from core.models.base import JsonDict
-from core.models.names import NODE_LABEL, POD_VOLUME_FINALIZER
-from core.models.reasons import FailureReason, PendingReason
+from core.models.reasons import FailureReason
 from exposer.causes import CauseFinder
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
@@ -17,7 +16,7 @@ from exposer.template import AgentTemplate
 from nodeagent.metrics import Metrics
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
-from tests.nodeagent.support.harness import World, accepted, open_world
+from tests.nodeagent.support.harness import accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NODE, pod_volume_backup, pod_volume_restore, workload_pod
 from tests.support.clock import LoopClock
@@ -90,16 +89,6 @@ async def test_a_restore_is_admitted_unless_its_type_or_setting_is_unknown(kind:
     assert found == (FailureReason.RESTORE_TYPE_UNSUPPORTED if unknown else "")
 
 
-@pytest.mark.parametrize("name", TRANSFERS)
-async def test_a_missing_location_is_waited_for_two_minutes(name: str) -> None:
-    transfer = TRANSFERS[name]()
-    answer = await admission(transfer, workload_pod(transfer))
-    expected = "BackupStorageLocation velero/default does not exist"
-    assert answer == Admission(
-        AdmissionState.PENDING, PendingReason.LOCATION_MISSING, expected, blocked=True, limit=timedelta(minutes=2)
-    )
-
-
 @pytest.mark.cause("wrong-node")
 async def test_a_backup_for_another_node_than_its_pods_fails() -> None:
     transfer = pod_volume_backup()
@@ -140,30 +129,6 @@ def test_pod_volumes_are_the_built_in_movers(names: set[str], ours: bool) -> Non
         assert kind.managed(kind.parse(make())) is ours
 
 
-async def run(transfer: JsonDict, *, mover: Mover | None = None) -> World:
-    async with open_world(accepted(transfer), mover=mover) as world, world.agent():
-        await world.until(lambda: world.done(transfer["kind"]))
-        return world
-
-
-async def test_a_backup_completes_with_the_fields_that_its_definition_has() -> None:
-    world = await run(pod_volume_backup())
-    transfer = world.transfer("PodVolumeBackup")
-    stamps = {key for key in transfer["status"] if key.endswith("Timestamp")}
-    assert {key: value for key, value in transfer["status"].items() if key not in stamps} == {
-        "phase": "Completed",
-        "path": f"/{transfer['metadata']['uid']}",
-        "snapshotID": "kopia-1",
-        "incrementalBytes": 600,
-        "sourceSize": 1000,
-        "progress": {"totalBytes": 1000, "bytesDone": 1000},
-    }
-    assert stamps == {"acceptedTimestamp", "startTimestamp", "completionTimestamp"}
-    assert POD_VOLUME_FINALIZER not in transfer["metadata"].get("finalizers", [])
-    assert NODE_LABEL not in transfer["metadata"]["labels"]
-    assert world.left() == {"pods": ["writer"]}
-
-
 async def test_a_backup_is_counted_as_velero_counts_it() -> None:
     metrics = Metrics(NODE)
     owner = {"apiVersion": "velero.io/v1", "kind": "Backup", "name": "b1", "uid": "uid-of-b1"}
@@ -182,14 +147,6 @@ async def test_a_backup_is_counted_as_velero_counts_it() -> None:
     gauge = f"podVolume_pod_volume_operation_latency_seconds_gauge{{{labels}}}"
     (line,) = [row for row in done.splitlines() if row.startswith(gauge)]
     assert float(line.split()[-1]) in {4.0, 5.0}
-
-
-async def test_a_restore_completes_and_reports_its_node() -> None:
-    world = await run(pod_volume_restore())
-    status = world.transfer("PodVolumeRestore")["status"]
-    assert (status["phase"], status["node"]) == ("Completed", NODE)
-    assert not {"nodeOS", "acceptedByNode", "path", "snapshotID"} & status.keys()
-    assert world.left() == {"pods": ["writer"]}
 
 
 @pytest.mark.parametrize("phase", ["Accepted", "Prepared", "InProgress"])
