@@ -15,21 +15,13 @@ from core.errors import ConfigError
 from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, NODES, PRIORITY_CLASSES, STORAGE_CLASSES
 from core.kube.transport import Request, Response
 from nodeagent.__main__ import main
-from nodeagent.config.check import (
-    CheckRequest,
-    _flag_value,
-    check_config,
-    check_maintenance_names,
-    check_names,
-    check_queue_length,
-)
+from nodeagent.config.check import CheckRequest, check_config, check_maintenance_names, check_names, check_queue_length
 from nodeagent.config.parse import document_in, parse_config, read_document
 from nodeagent.config.repositories import parse_maintenance
 from nodeagent.config.schema import ConfigFinding
 from nodeagent.runtime import connection
 from nodeagent.runtime.connection import ClusterAccess
 from tests.support.fakekube import FakeKube
-from tests.support.objects import only
 from tests.support.scripted import ScriptedTransport, answer, rejection, scripted_client, stored
 from tests.support.versions import load_definitions
 
@@ -75,18 +67,14 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return command
 
 
-def test_ten_errors_are_reported_by_ten_paths(run: _Command) -> None:
+def test_ten_errors_are_reported_by_ten_paths_also_as_json(run: _Command) -> None:
     done = run(str(_TEN))
-    assert done.code == 1
+    assert (done.code, done.err) == (1, "")
     expected = re.findall(r"(?m)^error: (.*?): ", done.out)
     assert sorted(expected) == sorted(_PATHS)
     assert done.out.endswith("ten-mistakes.yaml: 10 errors, no warnings\n")
     assert "(did you mean NotIn?)" in done.out
     assert "(did you mean 512M?)" in done.out
-    assert done.err == ""
-
-
-def test_the_same_as_json(run: _Command) -> None:
     found = json.loads(run("--json", str(_TEN)).out)
     assert sorted(error["path"] for error in found["errors"]) == sorted(_PATHS)
     hints = {error["hint"] for error in found["errors"]}
@@ -153,22 +141,18 @@ def test_a_file_is_a_document_or_a_manifest(text: str, document: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("content", "expected"),
     [
-        ("kind: ConfigMap\n---\nkind: ConfigMap\n", "contains 2 ConfigMaps"),
-        ("kind: ConfigMap\n", "exactly one key"),
+        (b"kind: ConfigMap\n---\nkind: ConfigMap\n", "contains 2 ConfigMaps"),
+        (b"kind: ConfigMap\n", "exactly one key"),
+        (b"\xff\xfe", "cannot be read"),
     ],
-    ids=["two", "empty"],
+    ids=["two", "empty", "binary"],
 )
-def test_a_file_without_a_single_document_is_rejected(text: str, expected: str) -> None:
+def test_a_file_without_a_single_document_is_rejected(content: bytes, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
     with pytest.raises(ConfigError, match=expected):
-        document_in(text)
-
-
-def test_a_binary_file_is_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "binary"
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="cannot be read"):
         read_document(str(path))
 
 
@@ -230,13 +214,6 @@ async def test_a_resource_that_cannot_be_listed_is_reported() -> None:
     assert all(finding == ConfigFinding("", finding.problem) for finding in findings)
 
 
-async def test_a_configuration_without_names_reads_nothing() -> None:
-    def script(request: Request) -> Response:
-        raise AssertionError(request)
-
-    assert await check_names(scripted_client(script), parse_config('{"loadAffinity": [{}]}').config) == []
-
-
 @pytest.mark.parametrize(
     ("version", "text", "found"),
     [
@@ -249,31 +226,12 @@ async def test_an_unset_queue_length_is_reported_beside_velero_1_19(version: str
     kube = FakeKube()
     for definition in load_definitions(version).values():
         kube.put(definition)
-    findings = await check_queue_length(kube.client, parse_config(text).config)
+    config = parse_config(text).config
+    findings = await check_queue_length(kube.client, config)
     assert [finding.path for finding in findings] == found
+    # Definitions that cannot be read are no finding.
+    assert await check_queue_length(scripted_client(lambda _: rejection(403, "not you")), config) == []
     assert all("Velero 1.19 prepares 5" in finding.problem for finding in findings)
-
-
-async def test_definitions_that_cannot_be_read_are_no_finding() -> None:
-    assert (
-        await check_queue_length(scripted_client(lambda _: rejection(403, "not you")), parse_config("{}").config) == []
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        (["serve", "--node-agent-configmap=a"], "a"),
-        (["serve", "--node-agent-configmap", "a", "--log-level=info"], "a"),
-        (["serve"], None),
-        (["serve", "--node-agent-configmap"], None),
-    ],
-    ids=["equals", "next word", "no flag", "no value"],
-)
-def test_the_name_is_read_from_the_arguments_of_the_daemonset(arguments: list[str], name: str | None) -> None:
-    container = {"name": "node-agent", "args": arguments}
-    daemonset = only(spec={"template": {"spec": {"containers": [container]}}})
-    assert _flag_value(daemonset, "--node-agent-configmap") == name
 
 
 _MANIFEST = """\
@@ -350,10 +308,11 @@ async def test_names_of_maintenance_missing_in_the_cluster_are_reported() -> Non
         ([], None, (0, "no ConfigMap: no errors, no warnings")),
         ([f"{_FLAG}=m"], None, (1, "ConfigMap velero/m does not exist: create it, or start")),
         ([f"{_FLAG}=m"], {"data": {}}, (1, "ConfigMap velero/m has no data")),
-        ([_FLAG, "m"], _entries(**{"global": {}}), (0, "ConfigMap velero/m: no errors")),
+        ([_FLAG, "m", "--log-level=info"], _entries(**{"global": {}}), (0, "ConfigMap velero/m: no errors")),
+        ([_FLAG], None, (0, "no ConfigMap: no errors, no warnings")),
         ([f"{_FLAG}=m"], _entries(**{"global": {"windows": 1}}), (1, "error: global.windows: ")),
     ],
-    ids=["no flag", "absent", "empty", "valid", "invalid"],
+    ids=["no flag", "absent", "empty", "valid", "no value", "invalid"],
 )
 async def test_the_config_map_of_the_installed_agent_is_checked(
     *,

@@ -1,70 +1,198 @@
-"""Which of two documents is active, the settings of exposers that follow from it, and their priority class."""
+"""Which document is active: an edit of the ConfigMap within seconds, or it is reported as rejected.
+
+Also the settings of exposers that follow from it, and their priority class.
+"""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS, PRIORITY_CLASSES
 from core.models.transfers import DataUpload
 from exposer.settings import CacheRule, ExposeSettings
 from exposer.template import AgentTemplate
-from nodeagent.config.current import CurrentConfig, LiveConfig, PriorityClass
+from nodeagent.config.current import ConfigWatch, CurrentConfig, LiveConfig, PriorityClass
 from nodeagent.config.parse import ParsedConfig, parse_config
-from tests.nodeagent.support.own_scene import OwnScene
+from nodeagent.metrics import Metrics
+from nodeagent.runtime.own_pod import AgentReport
+from tests.nodeagent.support.board import FakeBoard
 from tests.nodeagent.support.transfers import data_upload
 from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+from tests.support.objects import only
 from tests.support.tasks import running
 
 pytestmark = pytest.mark.looptime
 
-
-def _document(slots: object) -> ParsedConfig:
-    text = '{"loadConcurrency": {"globalConfig": %s}}' % slots  # noqa: UP031 - JSON is full of braces
-    return parse_config(text)
+NAMESPACE, NAME = "velero", "agent-config"
+_LIMIT_SECONDS = 5.0
 
 
-def _slots(current: CurrentConfig) -> int:
-    return current.config.load_concurrency.global_config
+@dataclass
+class OwnScene:
+    """A fake cluster, where one part of an agent is at work with the configuration `current`."""
+
+    current: CurrentConfig
+    kube: FakeKube = field(default_factory=FakeKube)
+    board: FakeBoard = field(default_factory=FakeBoard)
+    metrics: Metrics = field(default_factory=lambda: Metrics("node-1"))
+
+    @classmethod
+    def build(cls, parsed: ParsedConfig) -> Self:
+        return cls(CurrentConfig(parsed))
+
+    @property
+    def client(self) -> KubeClient:
+        return self.kube.client
+
+    @property
+    def report(self) -> AgentReport:
+        return AgentReport(self.board, self.metrics)
 
 
-def test_a_valid_edit_is_activated_and_subscribers_are_called() -> None:
-    current, calls = CurrentConfig(_document(2)), []
-    current.subscribe(lambda: calls.append(_slots(current)))
-    assert current.update(_document(3))
-    assert calls == [3]
-    assert current.valid
-    assert not current.update(_document(3))
+@dataclass
+class Scene(OwnScene):
+    async def edit(self, *values: str) -> None:
+        """Write the ConfigMap with so many keys, and wait for as long as an agent may take."""
+        data = {f"key-{index}": value for index, value in enumerate(values)} or None
+        whole = {"data": {f"key-{index}": None for index in range(3)} | (data or {})}
+        await self.client.patch(CONFIG_MAPS, NAMESPACE, NAME, whole)
+        await asyncio.sleep(_LIMIT_SECONDS)
+
+    @property
+    def slots(self) -> int:
+        return self.current.config.load_concurrency.global_config
+
+    def shown(self, name: str) -> list[str]:
+        return [line for line in self.metrics.render().decode().splitlines() if line.startswith(f"nodeagent_{name}")]
 
 
-def test_an_edit_with_an_error_is_rejected_as_a_whole() -> None:
-    current = CurrentConfig(_document(2))
-    assert current.update(parse_config('{"loadConcurrency": {"globalConfig": "x"}, "priorityClassName": "low"}'))
-    (reason,) = current.rejected
-    assert "loadConcurrency.globalConfig: expected a whole number" in reason
-    assert (_slots(current), current.config.priority_class_name) == (2, "")
-    assert not current.valid
+def _text(slots: object) -> str:
+    return '{"loadConcurrency": {"globalConfig": %s}}' % slots  # noqa: UP031 - JSON is full of braces
 
 
-def test_an_edit_back_to_the_active_document_is_a_change_without_a_call() -> None:
-    current, calls = CurrentConfig(_document(2)), []
-    current.subscribe(lambda: calls.append(1))
-    current.update(_document("[]"))
-    assert current.update(_document(2))
-    assert current.valid
-    assert calls == []
+@asynccontextmanager
+async def _open_scene(started_with: str = _text(1)) -> AsyncIterator[Scene]:
+    scene = Scene.build(parse_config(started_with))
+    metadata = {"namespace": NAMESPACE, "name": NAME}
+    await scene.client.create(
+        CONFIG_MAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"key-0": started_with}}
+    )
+    place = (NAMESPACE, NAME)
+    watch = ConfigWatch(scene.client, LoopClock(), place=place, current=scene.current, report=scene.report)
+    async with running(watch.run(), lead_seconds=1):
+        yield scene
 
 
-def test_a_rejection_is_a_change_once() -> None:
-    current = CurrentConfig(_document(2))
-    assert current.reject(("gone",))
-    assert not current.reject(("gone",))
-    assert current.reject(("not JSON",))
+async def test_an_edit_is_active_within_seconds_and_reported() -> None:
+    async with _open_scene() as scene:
+        before = scene.current.digest
+        await scene.edit('{"loadConcurrency": {"globalConfig": 7}, "priorityClass": "low"}')
+        assert scene.slots == 7
+        ((reason, message),) = scene.board.recorded
+        assert reason == "ConfigActivated"
+        assert "warnings: priorityClass: unknown key; ignored (did you mean priorityClassName?)" in message
+        assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 1.0']
+        (info,) = scene.shown("config_info")
+        assert str(scene.current.digest) in info
+        assert str(before) not in info
+
+
+_INVALID = {
+    "two keys": ([_text(2), _text(3)], "exactly one key"),
+    "invalid value": (
+        ['{"loadConcurrency": {"globalConfig": "x"}, "priorityClassName": "low"}'],
+        "loadConcurrency.globalConfig: expected a whole number",
+    ),
+}
+
+
+@pytest.mark.parametrize(("values", "text"), _INVALID.values(), ids=list(_INVALID))
+async def test_an_invalid_edit_is_rejected_and_reported(values: list[str], text: str) -> None:
+    async with _open_scene(_text(4)) as scene:
+        await scene.edit(*values)
+        assert (scene.slots, scene.current.config.priority_class_name) == (4, "")
+        ((reason, message),) = scene.board.recorded
+        assert reason == "ConfigRejected"
+        assert text in message
+        assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 0.0']
+        assert str(scene.current.digest) in scene.shown("config_info")[0]
+        await scene.edit(_text(5))
+        assert scene.slots == 5
+        assert scene.current.valid
+        assert scene.board.recorded[-1][0] == "ConfigActivated"
+
+
+async def test_a_deleted_config_map_leaves_the_active_configuration() -> None:
+    async with _open_scene(_text(4)) as scene:
+        await scene.client.delete(CONFIG_MAPS, NAMESPACE, NAME)
+        await asyncio.sleep(_LIMIT_SECONDS)
+        assert scene.slots == 4
+        ((reason, message),) = scene.board.recorded
+        assert (reason, "does not exist" in message) == ("ConfigRejected", True)
+
+
+async def test_an_invalid_configuration_at_start_is_recorded_as_an_event_once() -> None:
+    async with _open_scene(_text('"x"')) as scene:
+        assert [reason for reason, _ in scene.board.recorded] == ["ConfigInvalid"]
+        assert scene.slots == 1
+        assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 0.0']
+
+
+async def test_without_a_config_map_nothing_is_watched() -> None:
+    kube, clock = FakeKube(), LoopClock()
+    report = AgentReport(FakeBoard(), Metrics("node-1"))
+    client = kube.client
+    await ConfigWatch(client, clock, place=(NAMESPACE, None), current=CurrentConfig(), report=report).run()
+    assert kube.requests == []
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+_VALUES = st.lists(st.text() | _JSON.map(json.dumps), max_size=3)
+
+
+@given(edits=st.lists(st.none() | _VALUES, min_size=1, max_size=4))
+def test_no_content_of_a_config_map_ends_the_agent(edits: list[list[str] | None]) -> None:
+    async def live() -> None:
+        client = FakeKube().client
+        current, board = CurrentConfig(parse_config(_text(4))), FakeBoard()
+        report = AgentReport(board, Metrics("node-1"))
+        watch = ConfigWatch(client, LoopClock(), place=(NAMESPACE, NAME), current=current, report=report)
+        metadata = {"namespace": NAMESPACE, "name": NAME}
+        for values in edits:
+            data = {str(index): value for index, value in enumerate(values or [])}
+            await watch._update(NAME, None if values is None else only(metadata=metadata, data=data))
+            assert current.valid != bool(current.rejected)
+            assert current.config.load_concurrency.global_config >= 1
+
+    asyncio.run(live())
+
+
+def test_only_an_active_document_is_a_change_for_subscribers() -> None:
+    current, calls = CurrentConfig(parse_config(_text(2))), list[int]()
+    current.subscribe(lambda: calls.append(current.config.load_concurrency.global_config))
+
+    def observe(slots: object) -> tuple[bool, bool, list[int]]:
+        """Return whether that edit is a change, whether it is valid, and the calls so far."""
+        return current.update(parse_config(_text(slots))), current.valid, list(calls)
+
+    found = [observe(slots) for slots in (3, 3, '"x"', '"x"', 3)]
+    assert found == [(True, True, [3]), (False, True, [3]), (True, False, [3]), (False, False, [3]), (True, True, [3])]
+    assert [current.reject((reason,)) for reason in ("gone", "gone", "not JSON")] == [True, False, True]
 
 
 def test_only_a_transfer_with_an_owner_has_a_deadline_without_configuration() -> None:
@@ -101,6 +229,8 @@ def _object(api_version: str, kind: str, meta: dict[str, str], **more: Any) -> d
 def test_an_edit_changes_the_next_settings_and_leaves_the_previous_ones() -> None:
     _, live = _live('{"podLabels": {"a": "before"}}')
     before = live.expose_settings()
+    live.current.update(parse_config('{"podLabels": {"a": "before"}, "loadAffinityMode": 7}'))
+    assert live.expose_settings() is before
 
     live.current.update(parse_config('{"podLabels": {"a": "after"}, "loadAffinityMode": "any"}'))
 
@@ -109,41 +239,25 @@ def test_an_edit_changes_the_next_settings_and_leaves_the_previous_ones() -> Non
     assert (after.pod.labels, after.nodes.any_of) == ({"a": "after"}, True)
 
 
-def test_the_settings_stay_the_same_object_until_something_changes() -> None:
-    _, live = _live()
-    before = live.expose_settings()
-
-    live.current.update(parse_config('{"loadAffinityMode": 7}'))
-
-    assert live.expose_settings() is before
-
-
 def test_movers_that_share_the_agents_account_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
-    _, live = _live()
-
-    live.current.update(parse_config('{"podLabels": {"a": "b"}}'))
-
-    (warning,) = caplog.messages
-    assert warning.startswith("data movers use the agent's own ServiceAccount default, with all its permissions")
-
-
-def test_an_edit_that_removes_the_movers_account_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     _, live = _live('{"nodeagent.io": {"moverServiceAccount": "movers"}}')
     assert caplog.messages == []
 
-    live.current.update(parse_config("{}"))
+    for document in ("{}", '{"podLabels": {"a": "b"}}'):
+        live.current.update(parse_config(document))
 
     assert live.expose_settings().pod.service_account is None
-    assert len(caplog.messages) == 1
+    (warning,) = caplog.messages
+    assert warning.startswith("data movers use the agent's own ServiceAccount default, with all its permissions")
 
 
 async def test_the_priority_class_is_used_only_while_the_cluster_has_it() -> None:
     scene, live = _live('{"priorityClassName": "low"}')
     found = [live.expose_settings().pod.priority_class_name]
-    meta = {"name": "low"}
-    await live.refresh()
     async with running(live.run(), lead_seconds=1.0):
-        await scene.client.create(PRIORITY_CLASSES, _object("scheduling.k8s.io/v1", "PriorityClass", meta, value=10))
+        await scene.client.create(
+            PRIORITY_CLASSES, _object("scheduling.k8s.io/v1", "PriorityClass", {"name": "low"}, value=10)
+        )
         await asyncio.sleep(5)
         found.append(live.expose_settings().pod.priority_class_name)
         live.current.update(parse_config('{"priorityClassName": "other"}'))
@@ -164,17 +278,14 @@ async def test_the_cache_limit_is_that_of_new_repositories() -> None:
     assert live.expose_settings().cache == CacheRule("fast", 100)
 
 
-_LIMIT_SECONDS = 5.0
-
-
 @dataclass
-class Scene(OwnScene):
+class _PriorityScene(OwnScene):
     def __post_init__(self) -> None:
         self.priority = PriorityClass(self.client, LoopClock(), current=self.current, report=self.report)
 
     async def create(self, name: str) -> None:
-        manifest = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
-        await self.client.create(PRIORITY_CLASSES, manifest | {"value": 10})
+        meta = {"name": name}
+        await self.client.create(PRIORITY_CLASSES, _object("scheduling.k8s.io/v1", "PriorityClass", meta, value=10))
 
     async def configure(self, name: str) -> None:
         self.current.update(_named(name))
@@ -190,14 +301,14 @@ def _named(name: str) -> ParsedConfig:
 
 
 @asynccontextmanager
-async def _running(scene: Scene) -> AsyncIterator[None]:
+async def _running(scene: _PriorityScene) -> AsyncIterator[None]:
     await scene.priority.refresh()
     async with running(scene.priority.run(), lead_seconds=_LIMIT_SECONDS):
         yield
 
 
-def _scene(name: str = "low") -> Scene:
-    return Scene.build(_named(name))
+def _scene(name: str = "low") -> _PriorityScene:
+    return _PriorityScene.build(_named(name))
 
 
 async def test_an_existing_class_is_used_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:

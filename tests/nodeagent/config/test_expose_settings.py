@@ -14,7 +14,6 @@ from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.resources import DAEMON_SETS, PERSISTENT_VOLUME_CLAIMS, PODS
 from core.kube.transport import Request, Response
-from core.kube.types import NodeRequirement
 from core.models.phases import RetryRules
 from core.models.transfer_settings import Compression, Exclusions
 from exposer.manifests import build_backup_claim, build_cache_claim, volume_mode
@@ -30,8 +29,6 @@ from exposer.settings import (
     ExclusionRules,
     ExposeSettings,
     MoverOptions,
-    PlacementRule,
-    PlacementRules,
     PodSettings,
     StorageAccess,
 )
@@ -115,82 +112,20 @@ def test_the_key_takes_precedence_over_the_flag() -> None:
         assert settings.pod.service_account == expected
 
 
-SPOT = {"key": "spot", "operator": "Exists", "effect": "NoSchedule"}
-DEDICATED = {"key": "dedicated", "value": "backup", "effect": "NoExecute", "tolerationSeconds": 60}
-
-
-@pytest.mark.parametrize(
-    ("document", "expected"),
-    [
-        ({"podLabels": {"a": "b"}}, {"labels": {"a": "b"}}),
-        ({"podAnnotations": {"example.com/A": "any 'text'"}}, {"annotations": {"example.com/A": "any 'text'"}}),
-        ({"nodeagent.io": {"moverServiceAccount": "movers"}}, {"service_account": "movers"}),
-        ({"privilegedFsBackup": True}, {"privileged_fs_backup": True}),
-        ({"tolerations": [SPOT, DEDICATED]}, {"tolerations": (SPOT, DEDICATED)}),
-        ({"tolerations": "inherit"}, {"inherit_tolerations": True}),
-        (
-            {"podResources": {"cpuRequest": "1", "memoryLimit": "2Gi", "ephemeralStorageLimit": "0"}},
-            {"resources": {"requests": {"cpu": "1"}, "limits": {"memory": "2Gi"}}},
-        ),
-    ],
-    ids=lambda value: next(iter(value)),
-)
-def test_a_key_becomes_a_setting_of_pods(document: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert build(**document) == configured(**expected)
-
-
 def test_the_priority_class_is_the_one_that_the_cluster_has() -> None:
     """The configured name counts for nothing as long as the class is missing."""
     assert build(priorityClassName="movers").pod.priority_class_name is None
     assert build("movers", priorityClassName="movers").pod.priority_class_name == "movers"
 
 
-def test_selectors_of_nodes_become_requirements() -> None:
-    selector = {
-        "matchLabels": {"pool": "movers", "disk": "ssd"},
-        "matchExpressions": [
-            {"key": "spot", "operator": "DoesNotExist"},
-            {"key": "zone", "operator": "In", "values": ["a", "b"]},
-        ],
-    }
-
-    found = build(loadAffinity=[{"nodeSelector": selector, "storageClass": "fast"}, {"nodeSelector": {}}])
-
-    requirements: tuple[NodeRequirement, ...] = (
-        {"key": "disk", "operator": "In", "values": ["ssd"]},
-        {"key": "pool", "operator": "In", "values": ["movers"]},
-        {"key": "spot", "operator": "DoesNotExist"},
-        {"key": "zone", "operator": "In", "values": ["a", "b"]},
-    )
-    assert found.nodes == PlacementRules((PlacementRule(requirements, "fast"), PlacementRule(())))
-    assert build(loadAffinityMode="any").nodes == PlacementRules((), any_of=True)
-
-
-def test_claims_of_backups_are_set_up_by_their_sources_class() -> None:
-    entry = {
-        "storageClass": "shallow",
-        "readOnly": True,
-        "readWriteOncePod": True,
-        "spcNoRelabeling": True,
-        "annotations": {"a": "b"},
-    }
-
-    found = build(backupPVC={"fast": entry, "slow": {}}, restorePVC={"ignoreDelayBinding": True})
-
-    assert found.backup_pvcs == {
-        "fast": BackupPVCSettings("shallow", read_only=True, one_pod=True, no_relabeling=True, annotations={"a": "b"}),
-        "slow": BackupPVCSettings(),
-    }
-    assert found.ignore_delay_binding
-
-
 def test_secrets_and_config_maps_are_copied_as_each_key_says() -> None:
-    entry = {"secretNames": ["token", "token"], "configMapNames": ["token", "kms"]}
+    entry = {"secretNames": ["token", "token"], "configMapNames": ["token", "kms"], "readWriteOncePod": True}
     document = {"backupPVC": {"fast": entry, "slow": {}}, "restorePVC": {"secretNames": ["key"]}}
 
     found, config = build(**document), parse_config(json.dumps(document)).config
 
-    assert found.backup_pvcs["fast"].copies == ("ConfigMap/kms", "ConfigMap/token", "Secret/token")
+    copies = ("ConfigMap/kms", "ConfigMap/token", "Secret/token")
+    assert found.backup_pvcs["fast"] == BackupPVCSettings(one_pod=True, copies=copies)
     assert (found.backup_pvcs["slow"].copies, found.restore_copies) == ((), ("Secret/key",))
     assert config.copied_secrets == ("token", "key")
     assert config.copied_config_maps == ("token", "kms")
@@ -209,13 +144,6 @@ def test_both_spellings_of_the_cache_mean_the_same(keys: tuple[str, str]) -> Non
 @pytest.mark.parametrize(("limit_mib", "size_gib"), [(1, 1), (853, 1), (854, 2), (5120, 6), (5121, 7), (100_000, 118)])
 def test_a_cache_volume_is_a_fifth_larger_than_its_limit(limit_mib: int, size_gib: int) -> None:
     assert CacheVolume("fast", limit_mib).size_gib == size_gib
-
-
-def test_small_restores_leave_their_cache_on_the_node() -> None:
-    """A snapshot without a size may be large."""
-    settings, gib = ExposeSettings(AgentTemplate("image"), cache=CacheRule("fast", 5000, threshold_mib=1024)), 1024**3
-    cached = [settings.cache_for(size) is not None for size in (0, 1, gib - 1, gib, 9 * gib)]
-    assert cached == [True, False, False, True, True]
 
 
 def daemonsets(*names: str, **metadata: object) -> KubeClient:

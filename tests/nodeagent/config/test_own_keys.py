@@ -24,17 +24,18 @@ def _parse(**own: object) -> OwnKeys:
     return parsed.config.own
 
 
-def test_keys_have_their_values() -> None:
-    """`test_expose_settings.py` has those of mover pods and PVCs."""
-    assert _parse(excludedMetadata=["cdi.kubevirt.io/"]).excluded_metadata == ["cdi.kubevirt.io/"]
-    assert _parse().excluded_metadata == list(DEFAULT_EXCLUDED)
-
-
-def test_restores_are_tested_only_if_the_key_says_so() -> None:
+def test_what_is_absent_differs_from_what_is_empty() -> None:
+    """`test_expose_settings.py` has the keys of mover pods and PVCs."""
     day = timedelta(hours=24)
     assert _parse(verification={"period": "24h"}).verification_plan == VerificationPlan(day)
     tested = _parse(verification={"period": "24h", "restoreTest": True, "restoreTestStorageClass": "scratch"})
     assert tested.verification_plan == VerificationPlan(day, restore_test=True, restore_test_class="scratch")
+    absent = _parse()
+    assert (absent.verification_plan, absent.budgets) == (None, None)
+    assert _parse(bandwidth={}).budgets == BandwidthKeys()
+    assert _parse(bandwidth={"perNode": {"uploadBytesPerSecond": 0}}).budgets == BandwidthKeys()
+    assert absent.excluded_metadata == list(DEFAULT_EXCLUDED)
+    assert _parse(excludedMetadata=["cdi.kubevirt.io/"]).excluded_metadata == ["cdi.kubevirt.io/"]
 
 
 def test_a_shared_volume_is_a_claim_or_a_directory_of_a_server() -> None:
@@ -55,12 +56,6 @@ def test_a_budget_with_windows_holds_in_these_alone() -> None:
     assert budget.at(NOON + timedelta(hours=7)) == BandwidthLimits()
     always = BandwidthBudget.model_validate({"downloadBytesPerSecond": 200_000})
     assert always.at(NOON) == BandwidthLimits(download_bytes_per_second=200_000)
-
-
-def test_without_the_key_there_are_no_budgets() -> None:
-    assert _parse().budgets is None
-    assert _parse(bandwidth={}).budgets == BandwidthKeys()
-    assert _parse(bandwidth={"perNode": {"uploadBytesPerSecond": 0}}).budgets == BandwidthKeys()
 
 
 _CLAIM = {"mountPath": "/backups", "persistentVolumeClaim": "shared"}
@@ -96,7 +91,6 @@ def _rule(**keys: object) -> JsonDict:
         ),
         ({"ignoreFilesNamespaces": ["*"]}, "ignoreFilesNamespaces[0]: expected a name of lower-case letters"),
         ({"ignoreFilesNamespaces": "app"}, 'ignoreFilesNamespaces: expected a list, found the string "app"'),
-        ({"alertNotProtected": "x"}, 'alertNotProtected: expected true or false, found the string "x"'),
         (
             _rule(patterns=["!kept"]),
             'exclude.rules[0].patterns[0]: expected a pattern that kopia takes (pattern "!kept"',
@@ -127,7 +121,6 @@ def _rule(**keys: object) -> JsonDict:
         (_volume(nfs={"server": "nfs"}), "repositoryVolumes[0].nfs: expected server and path"),
         (_volume(nfs=_NFS | {"path": "export"}), "repositoryVolumes[0].nfs.path: expected an absolute path"),
         ({"bandwidth": {"perNode": {"uploadBytesPerSecond": 1000}}}, "bandwidth.perNode.uploadBytesPerSecond: "),
-        ({"bandwidth": {"perNode": {"uploadBytesPerSecond": -1}}}, "bandwidth.perNode.uploadBytesPerSecond: "),
         ({"bandwidth": {"perMover": {"downloadBytesPerSecond": "5M"}}}, "bandwidth.perMover.downloadBytesPerSecond: "),
         (
             {"bandwidth": {"perLocation": {"default": {"windows": [{"schedule": "x", "duration": "1h"}]}}}},
@@ -136,18 +129,12 @@ def _rule(**keys: object) -> JsonDict:
         ({"compression": {"perStorageClass": {"fast": "zst"}}}, "compression.perStorageClass.fast: expected 'none', "),
         # kopia deprecated these.
         ({"compression": {"default": "lz4"}}, "compression.default: expected 'none', 'zstd-fastest', "),
-        ({"compression": {"default": "zstd-best-compression"}}, "compression.default: expected 'none', "),
     ],
 )
 def test_a_wrong_key_or_value_is_explained(own: JsonDict, beginning: str) -> None:
     parsed = parse_config(json.dumps({"nodeagent.io": own}))
     (finding,) = [*map(str, parsed.errors), *map(str, parsed.notes)]
     assert finding.startswith(f'["nodeagent.io"].{beginning}')
-
-
-def test_an_unknown_algorithm_is_rejected_with_the_one_that_may_be_meant() -> None:
-    (found,) = parse_config('{"nodeagent.io": {"compression": {"default": "zst"}}}').errors
-    assert str(found).endswith('found the string "zst" (did you mean zstd?)')
 
 
 @pytest.mark.parametrize(
@@ -181,11 +168,8 @@ def _rules(*, velero_server: bool = True, **retry: Any) -> dict[str, RetryRules]
     return {kind: rules_of_kind(parsed.config.own.retry, kind, velero_server=velero_server) for kind in TRANSFERS}
 
 
-def test_every_kind_has_the_defaults() -> None:
+def test_every_key_has_its_effect_on_every_kind() -> None:
     assert _rules() == dict.fromkeys(TRANSFERS, RetryRules())
-
-
-def test_every_key_has_its_effect() -> None:
     rules = _rules(
         enabled=False,
         maxRetries=7,
@@ -195,15 +179,9 @@ def test_every_key_has_its_effect() -> None:
         oomMemoryFactor=2,
         oomMemoryLimitMax="8Gi",
     )
-    expected = RetryRules(
-        enabled=False,
-        max_retries=7,
-        initial_backoff=timedelta(minutes=1),
-        max_backoff=timedelta(minutes=90),
-        deadline=timedelta(hours=8),
-        oom_memory_factor=2,
-        oom_memory_limit_max="8Gi",
-    )
+    limits = {"initial_backoff": timedelta(minutes=1), "max_backoff": timedelta(minutes=90)}
+    memory = {"oom_memory_factor": 2, "oom_memory_limit_max": "8Gi"}
+    expected = RetryRules(enabled=False, max_retries=7, deadline=timedelta(hours=8), **limits, **memory)
     assert rules == dict.fromkeys(TRANSFERS, expected)
 
 
@@ -233,13 +211,10 @@ def test_an_entry_of_a_kind_replaces_only_the_values_that_it_has() -> None:
 @pytest.mark.parametrize(
     ("retry", "finding"),
     [
-        ({"enabled": "no"}, 'enabled: expected true or false, found the string "no" (did you mean false?)'),
         ({"maxRetries": -1}, "maxRetries: expected a number of at least 0, found the number -1"),
         ({"maxRetries": 101}, "maxRetries: expected a number of at most 100, found the number 101"),
-        ({"maxRetries": "3"}, 'maxRetries: expected a whole number, found the string "3" (did you mean 3?)'),
         ({"initialBackoff": "30"}, f'initialBackoff: {_DURATION}, found the string "30"'),
         ({"initialBackoff": "0"}, f'initialBackoff: {_DURATION}, found the string "0"'),
-        ({"maxBackoff": 600}, 'maxBackoff: expected a string, found the number 600 (did you mean "600"?)'),
         ({"deadline": "-4h"}, f'deadline: {_ANY_DURATION}, found the string "-4h"'),
         ({"deadline": "never"}, f'deadline: {_ANY_DURATION}, found the string "never"'),
         ({"oomMemoryFactor": 0.5}, "oomMemoryFactor: expected a number of at least 1.0, found the number 0.5"),

@@ -105,13 +105,6 @@ async def test_the_last_valid_settings_stay_when_the_config_map_is_deleted(caplo
     assert "backup repository configuration rejected, the last valid one stays active" in caplog.text
 
 
-async def test_without_a_config_map_nothing_is_read() -> None:
-    kube = FakeKube()
-    reader = RepositoryConfig(kube.client, "velero", "")
-    await reader.check()
-    assert (await reader.settings(), reader.cache_limit_mib, kube.requests) == ({}, 5000, [])
-
-
 @pytest.mark.parametrize(
     ("spec", "kept"),
     [({}, {"cacheLimitMB": "2048"}), ({"repositoryConfig": {"cacheLimitMB": "5"}}, {"cacheLimitMB": "5"})],
