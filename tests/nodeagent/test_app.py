@@ -79,15 +79,7 @@ async def test_an_edit_reaches_slots_status_metrics_and_the_agents_pod() -> None
         rejected = agent.report()["config"]
         assert (rejected["hash"], rejected["valid"]) == (config["hash"], False)
         assert "loadConcurrency.globalConfig" in rejected["rejected"][0]
-
-
-async def test_an_agent_with_an_invalid_edit_stays_ready() -> None:
-    """It accepts transfers with the configuration that was valid before."""
-    kube = FakeKube()
-    async with _running(kube, {"loadConcurrency": {"globalConfig": 2}}) as agent:
-        await _edit(kube, {"loadConcurrency": {"globalConfig": -1}})
-        assert agent.report()["config"]["rejected"]
-        await asyncio.sleep(600)
+        # It accepts transfers with the configuration that was valid before.
         assert agent.node.not_ready() == []
 
 
@@ -114,17 +106,13 @@ async def keeping() -> AsyncIterator[tuple[MemoryTrimmer, list[float]]]:
         yield keeper, times
 
 
-async def test_an_idle_agent_returns_nothing() -> None:
-    async with keeping() as (_, times):
-        await asyncio.sleep(1000)
-    assert times == []
-
-
 async def test_memory_is_returned_after_the_last_request_and_after_its_connections_closed() -> None:
     async with keeping() as (keeper, times):
+        await asyncio.sleep(1000)
+        assert times == []
         keeper.record_request()
         await asyncio.sleep(1000)
-    assert times == pytest.approx([10, 20])
+    assert times == pytest.approx([1010, 1020])
 
 
 async def test_memory_is_returned_during_a_burst() -> None:

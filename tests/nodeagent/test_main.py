@@ -1,4 +1,4 @@
-"""The command line: help, version, and one-line errors."""
+"""The command line: help, version, one-line errors, and the command lines of Velero's DaemonSets and its chart."""
 
 import argparse
 import dataclasses
@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from core.errors import ConfigError
 from core.version import VERSION
 from nodeagent.__main__ import _parser
 from nodeagent.runtime.settings import (
+    IGNORED_FLAGS,
     ListenAddress,
     MaintenanceSwitch,
     RepositoryControllerMode,
@@ -72,14 +74,11 @@ def test_help_loads_no_library() -> None:
         (["serve", "--resource-timeout=-3m"], "not a positive duration"),
         (["serve", "--client-qps=0"], 'not a positive number: "0"'),
         (["serve", "--client-qps=nan"], 'not a positive number: "nan"'),
-        (["serve", "--client-qps=many"], 'not a positive number: "many"'),
         (["serve", "--client-burst=1.5"], 'not a positive whole number: "1.5"'),
         (["serve", "--metrics-address=8085"], 'not an address such as :8085 or 127.0.0.1:8085: "8085"'),
         (["serve", "--mover-service-account=Mover"], 'not a name of lower-case letters, digits, "-" and ".": "Mover"'),
         (["serve", "--log-level=loud"], "invalid choice: 'loud'"),
-        (["serve", "--repository-controller=maybe"], "invalid choice: 'maybe'"),
         (["serve", "--repo-maintenance=maybe"], "invalid choice: 'maybe'"),
-        (["serve", "--default-repo-maintain-frequency=1d"], 'not a duration such as 30s, 10m or 1h30m: "1d"'),
         (["node-agent"], "required: COMMAND"),
         (["node-agent", "serve"], "invalid choice: 'serve'"),
         (["node-agent", "server", "--feature=x"], "unrecognized arguments: --feature=x"),
@@ -141,9 +140,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
 
 
 def test_every_flag_is_used() -> None:
-    fields: dict[str, Any] = {}
-    for one in _FLAGS.values():
-        fields |= one
+    fields = {name: value for each in _FLAGS.values() for name, value in each.items()}
     assert fields.keys() == {field.name for field in dataclasses.fields(Settings)}
     assert _settings(*_FLAGS, VELERO_NAMESPACE="velero") == Settings(**fields)
 
@@ -197,3 +194,82 @@ def test_an_address_is_parsed_and_printed_alike(text: str, host: str | None, por
 def test_an_invalid_address_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="not an address"):
         parse_address(text)
+
+
+_RECORDED = sorted((_ROOT / "tests" / "data" / "velero-1.18.2").glob("daemonset-*.yaml"))
+
+_VELEROS = {
+    "--node-agent-configmap",
+    "--backup-repository-configmap",
+    "--data-mover-prepare-timeout",
+    "--resource-timeout",
+    "--metrics-address",
+    "--log-level",
+    "--log-format",
+    "--kubeconfig",
+    "--kubecontext",
+    "--namespace",
+}
+"""Flags that mean the same here. Source: `velero node-agent server --help`, 1.18."""
+
+_IGNORED = (
+    "--features=EnableCSI,EnableAPIGroupVersions",
+    "--colorized=false",
+    "--add_dir_header",
+    "--alsologtostderr",
+    "--alsologtostderrthreshold=2",
+    "--log_backtrace_at=:0",
+    "--log_dir=/tmp",
+    "--log_file=/tmp/log",
+    "--log_file_max_size=1800",
+    "--legacy_stderr_threshold_behavior=false",
+    "--logtostderr=true",
+    "--one_output",
+    "--skip_headers=false",
+    "--skip_log_headers",
+    "--stderrthreshold=2",
+    "--v=4",
+    "--vmodule=file=2",
+)
+
+
+def _parse(*arguments: str) -> tuple[Settings, list[str]]:
+    parsed = _parser().parse_args(["node-agent", "server", *arguments])
+    return parse_settings(parsed, {"NODE_NAME": "node-a"}), getattr(parsed, IGNORED_FLAGS, [])
+
+
+def test_every_flag_of_velero_at_once() -> None:
+    own = {flag: fields for flag, fields in _FLAGS.items() if flag.partition("=")[0] in _VELEROS}
+    settings, ignored = _parse(*own, *_IGNORED)
+    wanted = {name: value for fields in own.values() for name, value in fields.items()}
+    assert (len(own), settings) == (len(_VELEROS), Settings(node_name="node-a", **wanted))
+    assert ignored == [flag.partition("=")[0] for flag in _IGNORED]
+
+
+@pytest.mark.parametrize("arguments", [["-n", "a"], ["-na"], ["-n=a"], ["--namespace", "a"]], ids=" ".join)
+def test_the_namespace_has_veleros_short_form(arguments: list[str]) -> None:
+    assert _parse(*arguments)[0].namespace == "a"
+
+
+@pytest.mark.parametrize("arguments", [["-v", "4"], ["-v=4"], ["--v", "4"]], ids=" ".join)
+def test_klogs_verbosity_has_its_short_form(arguments: list[str]) -> None:
+    assert _parse(*arguments, "--log-level=debug")[0].log_level == "debug"
+
+
+def test_a_switch_does_not_take_the_next_flag() -> None:
+    assert _parse("--logtostderr", "--log-level=error") == (
+        Settings(node_name="node-a", log_level="error"),
+        ["--logtostderr"],
+    )
+
+
+@pytest.mark.parametrize("recorded", _RECORDED, ids=lambda path: path.stem)
+def test_the_command_of_a_recorded_daemonset_means_serve(recorded: Path) -> None:
+    container = yaml.safe_load(recorded.read_text())["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"] == ["/velero"]
+    parsed = _parser().parse_args(container["args"])
+    assert parsed.run is _parser().parse_args(["serve"]).run
+    settings = parse_settings(parsed, {"NODE_NAME": "node-a"})
+    named = "--node-agent-configmap=node-agent-config" in container["args"]
+    assert settings.config_map_name == ("node-agent-config" if named else None)
+    assert getattr(parsed, IGNORED_FLAGS) == ["--features"]

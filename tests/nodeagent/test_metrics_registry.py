@@ -45,28 +45,22 @@ def test_the_page_of_an_agent_that_has_just_started(metrics: Metrics) -> None:
     assert_golden_text("metrics", "".join(f"{line}\n" for line in lines if not re.match(_NOT_OURS, line)))
 
 
-def test_the_process_has_metrics(metrics: Metrics) -> None:
-    assert _samples(metrics)["process_resident_memory_bytes"] > 0
-
-
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_names_are_ours_or_veleros(metric: Metric) -> None:
     assert metric.name.startswith(("nodeagent_", "velero_", "podVolume_"))
 
 
-def test_a_counter_never_decreases(metrics: Metrics) -> None:
+def test_a_counter_never_decreases_and_starts_at_0_once_its_labels_are_known(metrics: Metrics) -> None:
     for delta in (5, 7, -3):
         metrics.inc(MOVED_BYTES, "DataUpload", by=delta)
     metrics.inc(POD_VOLUME_BACKUPS_STARTED)
+    metrics.inc(MAINTENANCE_FAILURE, "app-default-kopia", by=0)
     samples = _samples(metrics)
     assert samples['nodeagent_moved_bytes_total{kind="DataUpload",node="node-a"}'] == 12
     assert samples['podVolume_pod_volume_backup_enqueue_count{node="node-a"}'] == 1
-
-
-def test_a_counter_starts_at_0_once_its_labels_are_known(metrics: Metrics) -> None:
-    metrics.inc(MAINTENANCE_FAILURE, "app-default-kopia", by=0)
-    name = 'velero_repo_maintenance_failure_total{node="node-a",repository_name="app-default-kopia"}'
-    assert _samples(metrics)[name] == 0
+    failures = 'velero_repo_maintenance_failure_total{node="node-a",repository_name="app-default-kopia"}'
+    assert samples[failures] == 0
+    assert samples["process_resident_memory_bytes"] > 0
 
 
 def test_durations_are_counted_by_their_size_from_0_on(metrics: Metrics) -> None:
@@ -106,9 +100,7 @@ def test_what_is_forgotten_has_no_series(metrics: Metrics) -> None:
         'nodeagent_rate_bytes_per_second{"u2"}',
         'nodeagent_last_progress_seconds{"u2"}',
     ]
-
-
-def test_every_series_of_a_gauge_is_forgotten_without_labels(metrics: Metrics) -> None:
+    # Without labels every series is.
     for gauge in MAINTENANCE_GAUGES:
         metrics.set(gauge, 1, *("any" for _ in gauge.labels))
     metrics.forget(*MAINTENANCE_GAUGES)

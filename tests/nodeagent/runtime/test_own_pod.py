@@ -59,33 +59,17 @@ async def test_reports_go_to_the_own_pod(hostname: str, others: list[dict[str, A
     assert recorded == annotated == ([found] if found else [])
 
 
-async def test_an_unchanged_annotation_is_not_written_again() -> None:
+@pytest.mark.parametrize("known", [False, True])
+async def test_the_pod_is_read_once_if_at_all_and_an_unchanged_annotation_not_written(known: bool) -> None:
     kube = FakeKube()
     kube.put(_pod("agent-a", annotations={"nodeagent.io/config": "abc"}))
-    await _own(kube, "agent-a").annotate({"nodeagent.io/config": "abc"})
-    assert [request.method for request in kube.requests] == ["GET"]
-
-
-async def test_the_pod_is_read_once_and_never_listed_if_it_has_this_machines_name() -> None:
-    kube = FakeKube()
-    kube.put(_pod("agent-a"))
-    own = _own(kube, "agent-a")
-    for digest in ("abc", "abc", "def"):
-        await own.annotate({"nodeagent.io/config": digest})
-    assert [(request.method, request.path.rpartition("/")[2]) for request in kube.requests] == [
-        ("GET", "agent-a"),
-        ("PATCH", "agent-a"),
-        ("PATCH", "agent-a"),
-    ]
-
-
-async def test_a_pod_that_is_known_is_not_read() -> None:
-    kube = FakeKube()
-    kube.put(_pod("agent-a"))
-    (known,) = await kube.client.list(Selection(PODS, "velero"))
+    (pod,) = await kube.client.list(Selection(PODS, "velero"))
     kube.requests.clear()
-    await _own(kube, "node-1", known).annotate({"nodeagent.io/config": "abc"})
-    assert [(request.method, request.path.rpartition("/")[2]) for request in kube.requests] == [("PATCH", "agent-a")]
+    own = _own(kube, "node-1", pod) if known else _own(kube, "agent-a")
+    for digest in ("abc", "def", "def", "ghi"):
+        await own.annotate({"nodeagent.io/config": digest})
+    requests = [(request.method, request.path.rpartition("/")[2]) for request in kube.requests]
+    assert requests == [*([] if known else [("GET", "agent-a")]), ("PATCH", "agent-a"), ("PATCH", "agent-a")]
 
 
 async def test_a_pod_that_replaced_ours_is_not_written_to() -> None:

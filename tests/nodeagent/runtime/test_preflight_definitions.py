@@ -1,9 +1,6 @@
 """Which fields the served definitions drop, and whether that needs action: by the recorded ones of Velero, and ours."""
 
-from __future__ import annotations
-
 from copy import deepcopy
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,10 +8,8 @@ from client.install.apply import find_lacking
 from client.install.manifests import read_definitions
 from nodeagent.runtime.permissions import agent_permissions
 from nodeagent.runtime.preflight import find_dropped, judge_definitions
+from tests.support.objects import JsonDict
 from tests.support.versions import VERSIONS, load_definitions
-
-if TYPE_CHECKING:
-    from tests.support.objects import JsonDict
 
 _UPLOAD, _DOWNLOAD = "datauploads.velero.io", "datadownloads.velero.io"
 _NAMES = (_DOWNLOAD, _UPLOAD, "podvolumebackups.velero.io", "podvolumerestores.velero.io")

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import stat
-from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -169,17 +168,26 @@ async def test_the_named_context_is_used(server: Server, tmp_path: Path) -> None
     assert server.requests[0][2] == "Bearer named"
 
 
-async def test_an_unknown_context_is_a_one_line_error(tmp_path: Path) -> None:
-    path = write_kubeconfig(tmp_path, "http://127.0.0.1:1", {"token": "t"})
-    with pytest.raises(ConfigError, match=r"cannot use kubeconfig .* c9 ") as error:
-        await load_transport(path, "c9")
-    assert "\n" not in str(error.value)
-
-
-async def test_a_context_without_a_kubeconfig_is_an_error_in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
-    with pytest.raises(ConfigError, match="--kubecontext c needs --kubeconfig PATH"):
-        await load_transport(None, "c")
+@pytest.mark.parametrize(
+    ("in_pod", "has_file", "context", "error"),
+    [
+        (False, True, "c9", r"cannot use kubeconfig .* c9 "),
+        (True, False, "c", "--kubecontext c needs --kubeconfig PATH"),
+        (True, False, None, "cannot use the pod's ServiceAccount"),
+        (False, False, None, r"~/\.kube/config does not exist: set --kubeconfig PATH"),
+    ],
+    ids=["unknown context", "context without a kubeconfig", "pod without an account", "neither"],
+)
+async def test_what_leads_to_no_api_server_is_a_one_line_error(
+    *, in_pod: bool, has_file: bool, context: str | None, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_pod:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    path = write_kubeconfig(tmp_path, "http://127.0.0.1:1", {"token": "t"}) if has_file else None
+    with pytest.raises(ConfigError, match=error) as caught:
+        await load_transport(path, context)
+    assert "\n" not in str(caught.value)
 
 
 async def test_the_current_context_of_the_first_file_counts(
@@ -201,10 +209,7 @@ async def test_the_current_context_of_the_first_file_counts(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("seconds", "tokens"),
-    [(None, ["t1", "t1"]), (240, ["t1", "t1"]), (5, ["t11", "t111"])],
-)
+@pytest.mark.parametrize(("seconds", "tokens"), [(None, ["t1", "t1"]), (240, ["t1", "t1"]), (5, ["t11", "t111"])])
 async def test_exec_plugin_is_asked_for_a_token_and_again_once_it_expires(
     seconds: float | None, tokens: list[str], server: Server, tmp_path: Path
 ) -> None:
@@ -292,15 +297,6 @@ async def test_canceled_stream_is_closed(server: Server, transport: HttpTranspor
     await transport.close()
 
 
-async def test_tls_connections_have_small_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A watch is a connection, and each has its own buffer for as long as it lives."""
-    monkeypatch.setattr(SSLProtocol, "max_size", 256 * 1024)
-    transport, _ = await load_transport(write_kubeconfig(tmp_path, "https://127.0.0.1:1", {"token": "t"}))
-    await transport.close()
-    # A record of TLS must fit, with what it is wrapped in.
-    assert 17 * 1024 <= SSLProtocol.max_size <= 64 * 1024
-
-
 async def test_a_closed_port_is_unreachable(tmp_path: Path) -> None:
     transport, _ = await load_transport(write_kubeconfig(tmp_path, "http://127.0.0.1:1", {"token": "t"}))
     with pytest.raises(UnreachableError):
@@ -332,19 +328,6 @@ async def test_an_unusable_kubeconfig_is_a_one_line_error(tmp_path: Path, conten
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
     assert "secret" not in str(error.value)
-
-
-async def test_neither_pod_nor_kubeconfig_is_a_one_line_error() -> None:
-    with pytest.raises(ConfigError, match=r"~/\.kube/config does not exist: set --kubeconfig PATH") as error:
-        await load_transport(None)
-    assert "\n" not in str(error.value)
-
-
-async def test_a_pod_without_a_service_account_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    with pytest.raises(ConfigError, match="cannot use the pod's ServiceAccount"):
-        await load_transport(None)
 
 
 @pytest.mark.parametrize(

@@ -51,37 +51,19 @@ def test_tls_buffers_are_large_without_the_patch_only() -> None:
     assert SSLProtocol.max_size == 32 * 1024
 
 
-async def test_connections_are_limited_without_the_patch_only() -> None:
+async def test_sessions_have_a_limit_the_environment_and_no_keepalive_without_the_patch_only() -> None:
+    from kubernetes_asyncio.client.api_client import ApiClient  # noqa: PLC0415 - after the patches
     from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415 - after the patches
 
     configuration = Configuration()
+    library = ApiClient(configuration).rest_client.pool_manager
     assert configuration.connection_pool_maxsize == 100
+    assert library.trust_env
+    assert vars(library.connector)["_socket_factory"] is None
+    await library.close()
     _patch_connection_limit(configuration)
     session = _patch_session(configuration)
     assert session.connector is not None
-    assert session.connector.limit == 0
-    await session.close()
-
-
-async def test_sockets_are_opened_without_keepalive_without_the_patch_only() -> None:
-    from kubernetes_asyncio.client.api_client import ApiClient  # noqa: PLC0415 - after the patches
-    from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415 - after the patches
-
-    library = ApiClient(Configuration()).rest_client.pool_manager
-    assert vars(library.connector)["_socket_factory"] is None
-    await library.close()
-    session = _patch_session(Configuration())
+    assert (session.connector.limit, session.trust_env) == (0, False)
     assert vars(session.connector)["_socket_factory"] is not None
-    await session.close()
-
-
-async def test_the_session_reads_the_environment_without_the_patch_only() -> None:
-    from kubernetes_asyncio.client.api_client import ApiClient  # noqa: PLC0415 - after the patches
-    from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415 - after the patches
-
-    library = ApiClient(Configuration()).rest_client.pool_manager
-    assert library.trust_env
-    await library.close()
-    session = _patch_session(Configuration())
-    assert not session.trust_env
     await session.close()

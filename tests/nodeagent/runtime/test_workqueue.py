@@ -70,18 +70,10 @@ async def test_keys_are_handled_in_order_by_the_workers() -> None:
     assert not queue._ready
 
 
-async def test_a_ready_key_is_queued_once() -> None:
+async def test_a_ready_key_is_queued_once_and_one_in_progress_again() -> None:
     queue, worker = new_queue(), Worker()
     for _ in range(3):
         queue.add("a")
-    async with running(queue.run(worker)):
-        await asyncio.sleep(10)
-    assert worker.keys == ["a"]
-
-
-async def test_a_key_added_while_in_progress_is_handled_again() -> None:
-    queue, worker = new_queue(), Worker()
-    queue.add("a")
     async with running(queue.run(worker)):
         await asyncio.sleep(0.5)
         queue.add("a")
@@ -118,32 +110,16 @@ async def test_a_requeued_key_is_handled_on_time() -> None:
     assert worker.times("a") == [0, 6, 12]
 
 
-async def test_earliest_of_several_times_counts() -> None:
+async def test_the_earliest_of_several_times_counts_also_if_it_is_set_during_another() -> None:
     queue, worker = new_queue(), Worker()
     for seconds in (30, 10, 20):
         queue.add_after("a", seconds)
-    async with running(queue.run(worker)):
-        await asyncio.sleep(100)
-    assert worker.times("a") == [10]
-
-
-async def test_a_timer_set_during_another_timer_fires() -> None:
-    queue, worker = new_queue(), Worker()
     async with running(queue.run(worker)):
         queue.add_after("late", 50)
         await asyncio.sleep(1)
         queue.add_after("early", 5)
         await asyncio.sleep(100)
-    assert worker.began == [("early", 6), ("late", 50)]
-
-
-async def test_all_of_many_timers_fire() -> None:
-    queue, worker = new_queue(workers=500), Worker()
-    async with running(queue.run(worker)):
-        for number in range(500):
-            queue.add_after(str(number), 500 - number)
-        await asyncio.sleep(600)
-    assert worker.keys == [str(number) for number in reversed(range(500))]
+    assert worker.began == [("early", 6), ("a", 10), ("late", 50)]
 
 
 async def test_a_failing_key_is_retried_with_backoff_up_to_a_limit(caplog: pytest.LogCaptureFixture) -> None:
@@ -290,12 +266,8 @@ def test_an_error_is_logged_in_full_once_per_key_and_cause(faults: Faults, caplo
         ("ERROR", True),
     ]
     assert caplog.messages[0] == "it failed: no"
-
-
-def test_an_error_that_returns_after_a_success_is_logged_again(faults: Faults) -> None:
-    faults.report("a", "it failed", AgentError("no"))
-    faults.forget("a")
-    assert faults.report("a", "it failed", AgentError("no"))
+    faults.forget("b")
+    assert faults.report("b", "it failed", AgentError("no"))
 
 
 DAY = timedelta(hours=24)
@@ -339,5 +311,5 @@ def test_only_retained_timers_take_memory() -> None:
     timers.forget("unknown")
     timers.retain({"c", "d"})
     clock.seconds = 5.0
-    assert len(timers) == 1
+    assert list(timers._observed) == ["c"]
     assert timers.seconds("c") == 5.0

@@ -98,10 +98,13 @@ def test_the_oldest_connections_end_above_the_limit() -> None:
     oldest[2].transport.abort.assert_not_called()
 
 
-async def test_a_port_in_use_is_an_error(url: str, agent: _Agent) -> None:
+@pytest.mark.parametrize("flag", ["--metrics-address", "--status-address"])
+async def test_a_port_in_use_is_an_error(url: str, agent: _Agent, flag: str) -> None:
     port = int(url.rpartition(":")[2])
-    with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port} .*--metrics-address"):
-        await WebServer(ListenAddress("127.0.0.1", port), agent.pages, SystemClock()).start()
+    taken = ListenAddress("127.0.0.1", port)
+    addresses = (taken, None) if flag == "--metrics-address" else (_ANY, taken)
+    with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port} .*{flag}"):
+        await WebServer(addresses[0], agent.pages, SystemClock(), status_address=addresses[1]).start()
 
 
 async def test_the_status_page_may_have_an_address_of_its_own(agent: _Agent) -> None:
@@ -114,12 +117,6 @@ async def test_the_status_page_may_have_an_address_of_its_own(agent: _Agent) -> 
         }
     served = {key for key, code in found.items() if code == 200}
     assert served == {("/metrics", metrics), ("/healthz", metrics), ("/readyz", metrics), ("/status", status)}
-
-
-async def test_a_status_port_in_use_is_an_error(url: str, agent: _Agent) -> None:
-    taken = ListenAddress("127.0.0.1", int(url.rpartition(":")[2]))
-    with pytest.raises(ConfigError, match="--status-address"):
-        await WebServer(_ANY, agent.pages, SystemClock(), status_address=taken).start()
 
 
 @pytest.mark.parametrize("page", ["status", "metrics"])
