@@ -1,24 +1,33 @@
-"""An operation that times out fails its transfer and is named; what may be a fault of the node is marked."""
+"""An operation that times out fails its transfer and is named; what may be a fault of the node is marked.
+
+An agent whose wall clock is a day ahead or behind ends no transfer sooner, later, or with another message.
+"""
 
 import asyncio
 import json
+from datetime import timedelta
 
 import pytest
 
 from core.kube.resources import PODS, VOLUME_SNAPSHOTS
 from core.models.base import JsonDict
-from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL, NOT_PREPARED_ANNOTATION, OWNER_UID_LABEL
+from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL, NOT_PREPARED_ANNOTATION
 from nodeagent.transfers.mover_pod import MoverLoss
-from tests.nodeagent.support.dispatching import Gate
+from tests.nodeagent.support.dispatching import Gate, agent_pod, cluster_node, open_scene
 from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.harness import World, accepted, open_world
+from tests.nodeagent.support.repository_scene import open_scene as open_repositories
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NODE, TRANSFERS, data_download, data_upload
+from tests.support.clock import LoopClock
 
 pytestmark = pytest.mark.looptime
 
 
 FOREIGN = "example.com/keep"
+_DAY = timedelta(hours=24)
+"""How much an agent's wall clock may be wrong."""
+SKEWED = pytest.mark.parametrize("skew", [_DAY, -_DAY], ids=["a day ahead", "a day behind"])
 
 
 def with_timeout(transfer: JsonDict, timeout: str) -> JsonDict:
@@ -35,18 +44,22 @@ def source_snapshot(world: World) -> JsonDict:
 
 
 @pytest.mark.parametrize(
-    ("timeout", "seconds", "shown"),
-    [("2m0s", 120, "2m0s"), ("", 600, "10m0s"), ("0s", 600, "10m0s")],
+    ("timeout", "seconds", "shown", "skew"),
+    [("2m0s", 120, "2m0s", _DAY), ("", 600, "10m0s", _DAY), ("0s", 600, "10m0s", -_DAY)],
     ids=["of the transfer", "of the agent", "zero counts as none"],
 )
-async def test_a_source_snapshot_not_deleted_in_time_is_a_failure(timeout: str, seconds: float, shown: str) -> None:
+async def test_a_source_snapshot_not_deleted_in_time_is_a_failure(
+    timeout: str, seconds: float, shown: str, skew: timedelta
+) -> None:
     async with open_world(with_timeout(accepted(data_upload()), timeout)) as world:
         snapshot = source_snapshot(world)
         snapshot["metadata"]["finalizers"] = [FOREIGN]
         world.kube.put(snapshot)
-        async with world.agent():
+        async with world.agent(skew=skew):
             world.cluster.tick_seconds = 5.0
-            await world.until(lambda: world.phase() == "Failed", seconds=seconds + 20, every=1)
+            await asyncio.sleep(seconds - 5)
+            assert world.phase() == "Accepted"
+            await world.until(lambda: world.phase() == "Failed", seconds=25, every=1)
     meta = snapshot["metadata"]
     name = f"VolumeSnapshot {meta['namespace']}/{meta['name']}"
     # Its cleanup is blocked too, so the mark for the leader is still there.
@@ -130,38 +143,19 @@ async def test_an_image_that_is_available_again_before_that_completes_the_transf
     assert (world.phase(kind), world.transfer(kind)["status"].get("message")) == ("Completed", None)
 
 
-async def test_an_agent_that_restarts_begins_the_timeout_of_an_image_again() -> None:
-    transfer = accepted(data_upload())
-    async with open_world(transfer, mover=Mover(starts=False)) as world:
-        async with world.agent():
-            await fail_pulls(world, 200)
-        async with world.agent():
-            await fail_pulls(world, 200)
-            assert world.phase() == "Accepted"
-
-
+@SKEWED
 @pytest.mark.cause("completion-too-long")
-async def test_a_handover_that_times_out_fails_the_transfer() -> None:
-    async with open_world(with_timeout(accepted(data_download()), "90s")) as world, world.agent():
+async def test_a_handover_that_times_out_fails_the_transfer(skew: timedelta) -> None:
+    transfer = with_timeout(accepted(data_download()), "90s")
+    async with open_world(transfer) as world, world.agent(skew=skew):
         await world.until(lambda: world.phase("DataDownload") == "InProgress")
         world.cluster.binds = False
-        await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=110, every=1)
+        await world.until(lambda: "Binding" in world.reasons())
+        await asyncio.sleep(80)
+        assert world.phase("DataDownload") == "InProgress"
+        await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=20, every=1)
         message = world.transfer("DataDownload")["status"]["message"]
         assert message.startswith("not completed within 1m30s after the data was moved: target PVC app3/data")
-        assert "Binding" in world.reasons()
-
-
-@pytest.mark.parametrize("build", [data_upload, data_download])
-@pytest.mark.parametrize(
-    ("timeout", "flag"), [("90s", "1m30s"), ("", "10m0s")], ids=["of the transfer", "of the agent"]
-)
-async def test_the_mover_gets_the_timeout_as_flag(build: object, timeout: str, flag: str) -> None:
-    transfer = with_timeout(accepted(build()), timeout)  # type: ignore[operator] # one of the two factories
-    async with open_world(transfer) as world, world.agent():
-        await world.until(lambda: world.kube.objects(PODS) != [])
-        (pod,) = world.kube.objects(PODS)
-    assert pod["metadata"]["labels"][OWNER_UID_LABEL] == transfer["metadata"]["uid"]
-    assert f"--resource-timeout={flag}" in pod["spec"]["containers"][0]["args"]
 
 
 async def _delete_source_snapshot(world: World) -> None:
@@ -197,3 +191,72 @@ async def test_what_may_be_a_fault_of_the_node_is_marked(mover: Mover, without: 
     patches = [json.loads(one.body or b"{}") for one in world.kube.requests if one.method == "PATCH"]
     annotations = [(patch.get("metadata") or {}).get("annotations") or {} for patch in patches]
     assert [mark for one in annotations if (mark := one.get(NOT_PREPARED_ANNOTATION))] == marks
+
+
+def message(world: World, kind: str = "DataUpload") -> str:
+    return str(world.transfer(kind)["status"].get("message", ""))
+
+
+@SKEWED
+@pytest.mark.parametrize("kind", TRANSFERS)
+async def test_every_kind_of_transfer_completes(kind: str, skew: timedelta) -> None:
+    async with open_world(accepted(TRANSFERS[kind]())) as world, world.agent(skew=skew):
+        await world.until(lambda: world.done(kind))
+    assert (world.phase(kind), message(world, kind)) == ("Completed", "")
+
+
+@SKEWED
+@pytest.mark.cause("not-prepared-in-time")
+async def test_a_mover_pod_has_the_whole_prepare_timeout(skew: timedelta) -> None:
+    async with open_world(accepted(data_upload()), mover=Mover(starts=False)) as world, world.agent(skew=skew):
+        world.cluster.tick_seconds = 30.0
+        await asyncio.sleep(1790)
+        assert world.phase() == "Accepted"
+        await world.until(lambda: world.phase() == "Failed", seconds=30, every=2)
+    assert message(world).startswith("not prepared within 30m0s: ")
+
+
+@SKEWED
+@pytest.mark.parametrize("by", ["cancel", "deletion"])
+async def test_a_canceled_mover_has_its_whole_timeout_again_after_a_restart(by: str, skew: timedelta) -> None:
+    async with open_world(accepted(data_upload()), mover=Mover(stubborn=True)) as world:
+        async with world.agent(skew=skew):
+            await world.until(lambda: world.phase() == "InProgress")
+            await world.stop(world.transfer(), by)
+            world.cluster.tick_seconds = 60.0
+            await asyncio.sleep(3590)
+        async with world.agent(skew=skew):
+            await asyncio.sleep(3590)
+            assert world.phase() == "Canceling"
+            await world.until(world.done, seconds=200, every=5)
+    if by == "cancel":
+        assert "did not stop within 1h0m0s" in message(world)
+
+
+@SKEWED
+@pytest.mark.parametrize("node", [True, False], ids=["node not ready", "agent unavailable"])
+async def test_the_leader_gives_an_absent_agent_the_whole_timeout(node: bool, skew: timedelta) -> None:
+    scene = open_scene("node-b")
+    scene.skew = skew
+    object.__setattr__(scene.kind, "bound_to_node", True)
+    stamp = LoopClock().now().isoformat(timespec="seconds")
+    scene.kube.put(cluster_node("node-a", ready=not node, since=stamp))
+    scene.kube.put(cluster_node("node-b"))
+    scene.kube.put(agent_pod("node-a", ready=False))
+    scene.add("du", status={"phase": "Accepted", "acceptedTimestamp": stamp}, labels={"nodeagent.io/node": "node-a"})
+    seconds, text = (300, "node node-a is not Ready") if node else (1800, "not prepared within 30m0s: no node agent")
+    async with scene.dispatching():
+        await asyncio.sleep(seconds - 10)
+        assert scene.phase("du") == "Accepted"
+        await scene.until(lambda: scene.phase("du") == "Failed", seconds=100)
+    assert scene.message("du").startswith(text)
+
+
+@SKEWED
+async def test_an_init_pod_has_its_whole_timeout(skew: timedelta) -> None:
+    async with open_repositories(skew=skew).running() as scene:
+        await scene.until_pod()
+        scene.set_pod(phase="Pending", conditions=[{"type": "PodScheduled", "status": "False", "message": "none"}])
+        await asyncio.sleep(80)
+        assert scene.phase == ""
+        await scene.until_phase("NotReady", seconds=25)

@@ -10,7 +10,6 @@ import pytest
 from core.kube.resources import PODS
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
-from core.models.names import OUTCOME_ANNOTATION, PENDING_REASON_ANNOTATION
 from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.harness import Fuse, accepted, open_world
 from tests.nodeagent.support.simulation import TRANSFER_RESOURCES, Mover
@@ -31,57 +30,6 @@ async def test_a_request_that_is_never_answered_delays_its_own_transfer_only(kin
             await asyncio.sleep(30)
             assert not world.done(kind, name="silent")
     assert world.phase(name="quick") == "Completed"
-
-
-async def test_the_timeout_of_a_cancel_begins_again_with_a_restart_of_the_agent() -> None:
-    async with open_world(accepted(data_upload()), mover=Mover(stubborn=True)) as world:
-        async with world.agent():
-            await world.until(lambda: world.phase() == "InProgress")
-            await world.stop(world.transfer(), "cancel")
-            await world.until(lambda: world.phase() == "Canceling")
-        world.cluster.tick_seconds = 60.0
-        async with world.agent():
-            await asyncio.sleep(3500)
-        assert world.phase() == "Canceling"
-        began = asyncio.get_running_loop().time()
-        async with world.agent():
-            await world.until(world.done, seconds=3800, every=10)
-        assert 3590 <= asyncio.get_running_loop().time() - began < 3700
-    assert world.phase() == "Canceled"
-
-
-@pytest.mark.parametrize("kind", TRANSFERS)
-async def test_no_pending_reason_is_left_on_a_completed_transfer(kind: str) -> None:
-    """It is pending for its mover, for a slot and, where it has one, for its rebind, and each is reported."""
-    cr = accepted(TRANSFERS[kind]())
-    reported: list[str] = []
-
-    def is_reported() -> bool:
-        stored = world.transfer(kind)
-        message = stored["status"].get("message", "")
-        assert bool(message) == (PENDING_REASON_ANNOTATION in stored["metadata"].get("annotations", {}))
-        if message and message not in reported:
-            reported.append(message)
-        return bool(message)
-
-    async with open_world(cr, mover=Mover(starts=False, seconds=1)) as world:
-        world.cluster.binds = False
-        async with world.agent(slots=0):
-            await world.until(is_reported, seconds=30)
-            world.cluster.mover.starts = True
-            await world.until(lambda: world.phase(kind) == "Prepared")
-            await world.until(lambda: is_reported() and len(reported) > 1, seconds=30)
-        async with world.agent():
-            await world.until(lambda: world.phase(kind) == "InProgress")
-            assert not is_reported()
-            if kind == "DataDownload":
-                await world.until(is_reported, seconds=60)
-            world.cluster.binds = True
-            await world.until(lambda: world.done(kind))
-    assert world.phase(kind) == "Completed"
-    assert "message" not in world.transfer(kind)["status"]
-    assert not is_reported()
-    assert len(reported) == (3 if kind == "DataDownload" else 2)
 
 
 @dataclass
@@ -175,22 +123,6 @@ async def test_a_long_transfer_costs_only_its_progress_in_addition(kind: str) ->
     assert await run(240) == await run(3)
 
 
-async def test_the_last_progress_and_the_outcome_do_not_conflict() -> None:
-    async with open_world(accepted(data_upload())) as world:
-        tally = Tally(world.kube)
-        gate = Gate(tally, lambda request: what(request) == "progress")
-        async with world.agent(gate):
-            await world.until(lambda: gate.waiting == 1)
-            # The mover ends while its progress is still being written.
-            await asyncio.sleep(10)
-            assert world.phase() == "InProgress"
-            assert OUTCOME_ANNOTATION not in world.transfer()["metadata"].get("annotations", {})
-            gate.open.set()
-            await world.until(world.done)
-        assert world.phase() == "Completed"
-    assert 409 not in tally.statuses
-
-
 @pytest.mark.parametrize(("kind", "reads"), [("DataUpload", 0), ("PodVolumeBackup", 5)])
 async def test_a_transfer_pending_for_a_slot_is_not_read_at_each_change_of_its_pod(kind: str, reads: int) -> None:
     transfer = accepted(TRANSFERS[kind]())
@@ -210,18 +142,3 @@ async def test_a_transfer_pending_for_a_slot_is_not_read_at_each_change_of_its_p
             agent.set_slots(1)
             await world.until(lambda: world.done(kind))
         assert world.phase(kind) == "Completed"
-
-
-@pytest.mark.parametrize("kind", TRANSFERS)
-async def test_the_cost_of_pending_for_a_slot_does_not_grow_with_time(kind: str) -> None:
-    async def wait(seconds: float) -> dict[str, int]:
-        async with open_world(accepted(TRANSFERS[kind]())) as world:
-            tally = Tally(world.kube)
-            async with world.agent(tally, slots=0):
-                await world.until(lambda: world.phase(kind) == "Prepared")
-                tally.requests.clear()
-                await asyncio.sleep(seconds)
-        return {name: number for name, number in tally.count().items() if name != "reads"}
-
-    # The move to Prepared reports it.
-    assert await wait(10) == await wait(300) == {}

@@ -101,27 +101,17 @@ def put_pod_of_velero(world: World, transfer: JsonDict) -> None:
     world.kube.put(pod)
 
 
-@pytest.mark.parametrize("phase", ["Accepted", "Prepared", "InProgress"])
+@pytest.mark.parametrize(
+    ("phase", "labeled"),
+    [("Accepted", True), ("Prepared", True), ("InProgress", True), ("Accepted", False), ("Prepared", False)],
+)
 @pytest.mark.parametrize("kind", BY_VELERO)
-async def test_a_transfer_with_a_mover_of_velero_completes(kind: str, phase: str) -> None:
+async def test_a_transfer_whose_mover_of_velero_runs_here_completes(kind: str, phase: str, labeled: bool) -> None:
+    """Also without the leader: no label names this node."""
     transfer = adopted(kind, phase)
-    async with open_world(transfer, mover=Mover(seconds=3)) as world:
-        put_pod_of_velero(world, transfer)
-        async with world.agent():
-            await world.until(lambda: world.done(kind), seconds=30)
-            # The snapshot controller deletes the content.
-            await asyncio.sleep(1)
-    assert world.phase(kind) == "Completed"
-    assert world.left() == LEFT[kind]
-
-
-@pytest.mark.parametrize("phase", ["Accepted", "Prepared"])
-@pytest.mark.parametrize("kind", BY_VELERO)
-async def test_a_transfer_whose_mover_of_velero_runs_here_is_carried_on(kind: str, phase: str) -> None:
-    """Without the leader: no label names this node."""
-    transfer = adopted(kind, phase)
-    transfer["metadata"]["labels"] = {}
-    transfer["status"] |= {"acceptedByNode": "node-of-velero"} if kind == "DataUpload" else {}
+    if not labeled:
+        transfer["metadata"]["labels"] = {}
+        transfer["status"] |= {"acceptedByNode": "node-of-velero"} if kind == "DataUpload" else {}
     async with open_world(transfer, mover=Mover(seconds=3)) as world:
         put_pod_of_velero(world, transfer)
         async with world.agent():
