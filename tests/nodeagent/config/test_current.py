@@ -149,14 +149,6 @@ async def test_an_invalid_configuration_at_start_is_recorded_as_an_event_once() 
         assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 0.0']
 
 
-async def test_without_a_config_map_nothing_is_watched() -> None:
-    kube, clock = FakeKube(), LoopClock()
-    report = AgentReport(FakeBoard(), Metrics("node-1"))
-    client = kube.client
-    await ConfigWatch(client, clock, place=(NAMESPACE, None), current=CurrentConfig(), report=report).run()
-    assert kube.requests == []
-
-
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -322,14 +314,6 @@ async def test_an_existing_class_is_used_and_logged_once(caplog: pytest.LogCaptu
         "PriorityClass low exists: data movers get it (value 10)"
     ]
     assert scene.board.reasons == []
-
-
-async def test_without_a_class_nothing_is_read() -> None:
-    scene = _scene("")
-    async with _running(scene):
-        assert scene.priority.name is None
-        assert scene.usable
-    assert scene.kube.requests == []
 
 
 async def test_a_missing_class_is_reported_and_used_once_it_appears() -> None:

@@ -112,12 +112,6 @@ def test_the_key_takes_precedence_over_the_flag() -> None:
         assert settings.pod.service_account == expected
 
 
-def test_the_priority_class_is_the_one_that_the_cluster_has() -> None:
-    """The configured name counts for nothing as long as the class is missing."""
-    assert build(priorityClassName="movers").pod.priority_class_name is None
-    assert build("movers", priorityClassName="movers").pod.priority_class_name == "movers"
-
-
 def test_secrets_and_config_maps_are_copied_as_each_key_says() -> None:
     entry = {"secretNames": ["token", "token"], "configMapNames": ["token", "kms"], "readWriteOncePod": True}
     document = {"backupPVC": {"fast": entry, "slow": {}}, "restorePVC": {"secretNames": ["key"]}}

@@ -79,24 +79,6 @@ def test_resources_count_as_a_whole(own: Any, common: Any, expected: JsonDict | 
     assert _settings(**resources).job.resources == expected
 
 
-@pytest.mark.parametrize(
-    ("own", "common", "expected"),
-    [
-        (None, None, ()),
-        (None, ["a", "b"], ("a",)),
-        ([], ["a"], ("a",)),
-        (["c", "d"], ["a"], ("c",)),
-        (["c"], None, ("c",)),
-    ],
-)
-def test_of_the_affinity_the_first_entry_of_the_repository_or_of_global_applies(
-    own: list[str] | None, common: list[str] | None, expected: tuple[str, ...]
-) -> None:
-    named = {"own": own, "common": common}
-    entries = {name: {"loadAffinity": list(map(_pool, pools))} for name, pools in named.items() if pools is not None}
-    assert _settings(**entries).job.alternatives == tuple(map(_in_pool, expected))
-
-
 def test_affinity_of_any_mode_has_alternatives() -> None:
     common = {"loadAffinity": [_pool("a"), _pool("b")], "loadAffinityMode": "any"}
     assert _settings(common=common).job.alternatives == (_in_pool("a"), _in_pool("b"))
@@ -122,26 +104,6 @@ def test_labels_and_expressions_are_one_term_also_with_a_storage_class() -> None
 def test_the_repositorys_number_of_jobs_counts_also_if_0(own: int | None, common: int | None, expected: int) -> None:
     named = {"own": {"keepLatestMaintenanceJobs": own}, "common": {"keepLatestMaintenanceJobs": common}}
     assert _settings(**named).keep_jobs == expected
-
-
-@pytest.mark.parametrize(
-    ("key", "attribute", "own", "common", "nothing"),
-    [
-        ("priorityClassName", "priority_class_name", "low", "high", None),
-        ("podLabels", "labels", {"a": "1"}, {"b": "2"}, {}),
-        ("podAnnotations", "annotations", {"a": "1"}, {"b": "2"}, {}),
-    ],
-)
-def test_own_values_count_if_global_has_none(key: str, attribute: str, own: Any, common: Any, nothing: Any) -> None:
-    def value(**entries: Any) -> Any:
-        return getattr(_settings(**entries).job, attribute)
-
-    assert value() == nothing
-    assert value(own={key: own}) == own
-    assert value(own={key: own}, common={}) == own
-    assert value(own={key: own}, common={key: type(own)()}) == own
-    assert value(own={key: own}, common={key: common}) == common
-    assert value(common={key: common}) == common
 
 
 def test_tolerations_of_global_apply_to_every_repository() -> None:

@@ -192,17 +192,6 @@ async def test_a_backup_gets_a_new_volume_unless_only_its_mover_ended(status: Js
     assert (before["metadata"]["uid"] == after["metadata"]["uid"]) is same
 
 
-async def test_the_slot_is_free_between_two_attempts() -> None:
-    other = accepted(data_upload("du-2"))
-    async with interrupted_world("DataUpload", ended(137), grants=False, slots=1) as world:
-        await world.until(lambda: attempts_of(world).stage is AttemptStage.READY)
-        for obj in volumes_of(other):
-            world.kube.put(obj)
-        world.kube.put(other)
-        await world.until(lambda: world.done(name="du-2"))
-        assert world.phase(name="du-2") == "Completed"
-
-
 async def test_the_start_of_a_snapshot_is_recorded_with_the_progress() -> None:
     async with open_world(accepted(data_upload()), mover=Mover(seconds=5)) as world, world.agent():
         await world.until(lambda: world.phase() == "InProgress")

@@ -226,21 +226,6 @@ def test_veleros_agent_takes_over_by_status(phase: str, node: str, outcome: str,
     assert view_of(transfer, mover).pod is state
 
 
-@pytest.mark.parametrize(
-    ("phase", "status", "state"),
-    [
-        pytest.param("InProgress", ENDED, PodState.ENDED, id="ended"),
-        pytest.param("InProgress", {"phase": "Running"}, PodState.ABSENT, id="without a result"),
-        pytest.param("Prepared", {"phase": "Failed", "reason": "Evicted"}, PodState.ABSENT, id="before the start"),
-    ],
-)
-def test_the_last_version_of_a_deleted_pod_counts(phase: str, status: JsonDict, state: PodState) -> None:
-    transfer = data_upload(node=NODE, status={"phase": phase})
-    pod = mover_pod(transfer, **status)
-    case = case_of(transfer, departed=pod)
-    assert (case.view.pod, case.departed) == (state, pod)
-
-
 DAY = timedelta(hours=24)
 STAMP = "2026-11-21T12:00:00Z"
 

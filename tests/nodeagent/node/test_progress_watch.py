@@ -103,15 +103,6 @@ async def test_what_an_earlier_process_counted_is_not_counted_again_by_a_list_of
         assert f'nodeagent_{name}_bytes_total{{kind="DataUpload",node="{NODE}"}} {value}' in text
 
 
-async def test_an_event_that_precedes_the_transfer_in_the_watches_counts() -> None:
-    """It may be the only one for long: what the mover is pending for."""
-    transfer = accepted(data_upload())
-    async with open_world(transfer, mover=Mover(stubborn=True)) as world:
-        world.kube.put(event(transfer, "Waiting", NOT_READY))
-        async with world.agent():
-            await world.until(lambda: message_of(world, "DataUpload") == NOT_READY, seconds=60)
-
-
 async def test_a_mover_of_velero_gets_a_watch_of_its_own_while_it_runs() -> None:
     transfer = accepted(data_upload())
     async with open_world(transfer, mover=Mover(stubborn=True)) as world, world.agent():

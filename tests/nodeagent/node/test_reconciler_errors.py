@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from core.kube.resources import DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
+from core.kube.resources import DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, PODS
 from core.models.base import JsonDict
-from core.models.names import DATA_UPLOAD_LABEL, NODE_LABEL, OUTCOME_ANNOTATION
+from core.models.names import DATA_UPLOAD_LABEL, OUTCOME_ANNOTATION
 from tests.nodeagent.node.test_progress import event
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import BACKUP_DONE, RESTORE_DONE, Mover
@@ -209,37 +209,6 @@ async def test_an_invalid_outcome_is_recorded_again() -> None:
         async with world.agent():
             await world.until(world.done)
         assert world.phase() == "Completed"
-
-
-async def test_an_agent_creates_nothing_for_a_transfer_that_was_reassigned() -> None:
-    transfer = accepted(data_upload())
-    async with open_world(transfer, mover=Mover(starts=False)) as world:
-        async with world.agent():
-            await world.until(lambda: world.kube.objects(PODS) != [])
-            label = {"metadata": {"labels": {NODE_LABEL: "node-b"}}}
-            await world.cluster.client.patch(DATA_UPLOADS, NAMESPACE, "du-1", label)
-            await world.cluster.client.delete(PODS, NAMESPACE, "du-1")
-            await asyncio.sleep(20)
-            assert world.kube.objects(PODS) == []
-        async with world.agent(node="node-b"):
-            await world.until(lambda: world.kube.objects(PODS) != [])
-
-
-async def test_a_recorded_outcome_is_completed_without_the_pod() -> None:
-    async with open_world(accepted(data_download())) as world:
-        world.cluster.binds = False
-        async with world.agent():
-            await world.until(
-                lambda: OUTCOME_ANNOTATION in world.transfer("DataDownload")["metadata"].get("annotations", {})
-            )
-            await world.until(lambda: world.kube.objects(PODS) == [])
-        world.cluster.binds = True
-        async with world.agent():
-            await world.until(lambda: world.done("DataDownload"))
-        assert world.phase("DataDownload") == "Completed"
-        claim, volume = world.target()
-        assert volume["spec"]["claimRef"]["uid"] == claim["metadata"]["uid"]
-        assert len(world.kube.objects(PERSISTENT_VOLUMES)) == 1
 
 
 _LOOKS_SECONDS = 30.0

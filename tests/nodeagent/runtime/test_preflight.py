@@ -167,13 +167,6 @@ async def test_only_permissions_for_configured_copies_are_checked(caplog: pytest
     ]
 
 
-async def test_a_permission_for_single_objects_is_named_with_them() -> None:
-    cluster = _Cluster()
-    cluster.denied = {("watch", "configmaps", "velero"), ("create", "backuprepositories", "velero")}
-    with pytest.raises(ConfigError, match=r"missing: watch configmaps \(only agent-config\) in its namespace: compare"):
-        await check_permissions(scripted_client(cluster), "velero", AGENT)
-
-
 async def test_the_permissions_of_movers_are_missing_where_they_share_the_agents_account() -> None:
     cluster = _Cluster()
     cluster.denied = {("create", "backuprepositories", "velero")}
@@ -289,18 +282,14 @@ async def test_a_wrong_directory_ends_the_agent_with_what_to_do(tmp_path: Path, 
     assert caught.value.exit_code == 2
 
 
-async def test_a_pod_that_ends_during_the_check_does_not_end_the_agent(tmp_path: Path) -> None:
-    _add(tmp_path, "uid-web")
-    node = _Node(tmp_path, [_pod("web"), _pod("job")], [_pod("web")])
-    await node.check()
-    assert len(node.asked) == 2
-
-
-async def test_a_pod_that_starts_during_the_check_does_not_end_the_agent(tmp_path: Path) -> None:
+async def test_pods_that_start_or_end_during_the_check_do_not_end_the_agent(tmp_path: Path) -> None:
     """Its directory may appear after the API server shows it as Running: a node that has just booted."""
     _add(tmp_path, "uid-web")
     node = _Node(
-        tmp_path, [_pod("web"), _pod("new")], at_look=lambda number: _add(tmp_path, "uid-new") if number == 3 else None
+        tmp_path,
+        [_pod("web"), _pod("new"), _pod("job")],
+        [_pod("web"), _pod("new")],
+        at_look=lambda number: _add(tmp_path, "uid-new") if number == 3 else None,
     )
     await node.check()
     assert len(node.asked) == 3

@@ -193,15 +193,6 @@ async def test_a_cancellation_from_outside_ends_no_worker() -> None:
     assert worker.keys == ["a", "a", "b"]
 
 
-async def test_cancellation_ends_the_work_in_progress() -> None:
-    queue, worker = new_queue(), Worker(seconds=1000)
-    queue.add("a")
-    async with running(queue.run(worker)):
-        await asyncio.sleep(1)
-        assert worker.busy == ["a"]
-    assert worker.busy == []
-
-
 async def test_keys_that_back_off_are_brought_forward_within_ten_seconds() -> None:
     keys = [f"key-{number}" for number in range(40)]
     queue, worker = new_queue(workers=40), Worker(seconds=0)
@@ -273,15 +264,16 @@ def test_an_error_is_logged_in_full_once_per_key_and_cause(faults: Faults, caplo
 DAY = timedelta(hours=24)
 
 
-@pytest.mark.parametrize("skew", [-DAY, DAY], ids=["a day behind", "a day ahead"])
-def test_a_timer_begins_with_the_first_observation(skew: timedelta) -> None:
+def test_a_timer_begins_with_the_first_observation_and_again_with_another(skew: timedelta) -> None:
     clock = HandClock(100.0)
     timers = Timers(clock)
-    assert timers.seconds("uid") == 0.0
+    assert timers.seconds("uid", "deletion of a") == 0.0
     clock.seconds, clock.skew = 101.0, skew
-    assert timers.seconds("uid") == 1.0
+    assert timers.seconds("uid", "deletion of a") == 1.0
     clock.seconds = 700.0
-    assert timers.seconds("uid") == 600.0
+    assert timers.seconds("uid", "deletion of a") == 600.0
+    assert timers.seconds("uid", "deletion of b") == 0.0
+    assert timers.seconds("uid", "deletion of a") == 0.0
 
 
 def test_a_timer_counts_no_more_between_two_observations_than_it_may() -> None:
@@ -289,17 +281,6 @@ def test_a_timer_counts_no_more_between_two_observations_than_it_may() -> None:
     timers = Timers(clock, most_seconds=300.0)
     for clock.seconds, counted in ((0.0, 0.0), (100.0, 100.0), (2500.0, 400.0), (2700.0, 600.0)):
         assert timers.seconds("uid") == counted
-
-
-def test_a_timer_begins_again_when_something_else_is_observed() -> None:
-    clock = HandClock()
-    timers = Timers(clock)
-    timers.seconds("uid", "deletion of a")
-    clock.seconds = 60.0
-    assert timers.seconds("uid", "deletion of b") == 0.0
-    clock.seconds = 61.0
-    assert timers.seconds("uid", "deletion of b") == 1.0
-    assert timers.seconds("uid", "deletion of a") == 0.0
 
 
 def test_only_retained_timers_take_memory() -> None:

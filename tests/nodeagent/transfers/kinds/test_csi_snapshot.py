@@ -283,18 +283,6 @@ async def test_a_restore_it_cannot_carry_out_fails_whoever_accepted_it(change: J
         await downloads().ensure_exposed(downloads().parse(transfer), no_guard)
 
 
-@pytest.mark.parametrize("end", ["Failed", "Canceled", "Completed"])
-async def test_an_existing_volume_is_given_back_unless_it_was_rebound(end: str) -> None:
-    exposer = FakeExposer()
-    kind = downloads(exposer)
-
-    await kind.clean_up(kind.parse(built("datadownload") | {"status": {"phase": end}}))
-
-    assert exposer.given_back == ([] if end == "Completed" else [VOLUME])
-    assert exposer.dropped == []
-    assert exposer.cleaned == 1
-
-
 @pytest.mark.parametrize("wanted", ["", "none", "Full", "INCREMENTAL"])
 @pytest.mark.parametrize("existing", [False, True])
 async def test_a_volume_is_restored_with_every_restore_type(wanted: str, *, existing: bool) -> None:
