@@ -19,6 +19,7 @@ from nodeagent.runtime.settings import Settings
 from nodeagent.startup import AgentSpec
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import build_object
 from tests.support.tasks import running
 
 pytestmark = pytest.mark.looptime
@@ -27,18 +28,13 @@ _NAMESPACE, _NODE, _NAME = "velero", "node-1", "agent-config"
 _PROMISED_SECONDS = 5
 
 
-def _object(resource: Any, name: str, **more: Any) -> dict[str, Any]:
-    meta = {"name": name} | ({"namespace": _NAMESPACE} if resource.namespaced else {})
-    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta | more.pop("meta", {})} | more
-
-
 @asynccontextmanager
 async def _running(kube: FakeKube, document: dict[str, Any]) -> AsyncIterator[Agent]:
     text = json.dumps(document)
-    kube.put(_object(CONFIG_MAPS, _NAME, data={"any.json": text}))
-    kube.put(_object(NODES, _NODE, meta={"labels": {"pool": "backup"}}))
-    own = {"labels": {"role": "node-agent"}}
-    kube.put(_object(PODS, socket.gethostname().lower(), meta=own, spec={"nodeName": _NODE}))
+    kube.put(build_object(CONFIG_MAPS, _NAME, _NAMESPACE, data={"any.json": text}))
+    kube.put(build_object(NODES, _NODE, metadata={"labels": {"pool": "backup"}}))
+    own, name = {"labels": {"role": "node-agent"}}, socket.gethostname().lower()
+    kube.put(build_object(PODS, name, _NAMESPACE, metadata=own, spec={"nodeName": _NODE}))
     settings = Settings(_NODE, namespace=_NAMESPACE, config_map_name=_NAME)
     clock = LoopClock()
     spec = AgentSpec(settings, _NAMESPACE, parse_config(text), AgentTemplate("mover:1"))
@@ -60,7 +56,7 @@ def _slots(agent: Agent) -> str:
 
 async def test_an_edit_reaches_slots_status_metrics_and_the_agents_pod() -> None:
     kube = FakeKube()
-    kube.put(_object(PRIORITY_CLASSES, "low", value=10))
+    kube.put(build_object(PRIORITY_CLASSES, "low", value=10))
     async with _running(kube, {"loadConcurrency": {"globalConfig": 2}}) as agent:
         assert _slots(agent) == "2.0"
         rules = [{"nodeSelector": {"matchLabels": {"pool": "backup"}}, "number": 7}]

@@ -8,13 +8,14 @@ from typing import Literal
 import pytest
 
 from core.errors import ConfigError
-from core.kube.resources import NAMESPACES
+from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, NAMESPACES, PODS
 from exposer.template import AgentTemplate
 from nodeagent.config.expose_settings import build_defaults, read_cluster
 from nodeagent.runtime.permissions import Permission, copy_permissions
 from nodeagent.runtime.settings import Settings
 from nodeagent.startup import AgentSpec, build_clock, read_spec
 from tests.support.fakekube import FakeKube
+from tests.support.objects import build_object
 
 pytestmark = pytest.mark.looptime
 
@@ -59,8 +60,7 @@ async def _read_spec(document: str | None = None, **settings: str) -> AgentSpec:
     """Read what an agent with that configuration is built from."""
     kube = FakeKube()
     if document is not None:
-        meta = {"namespace": "velero", "name": "agent-config"}
-        kube.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"a": document}})
+        kube.put(build_object(CONFIG_MAPS, "agent-config", "velero", data={"a": document}))
         settings["config_map_name"] = "agent-config"
     return await read_spec(kube.client, Settings("node-a", **settings), "velero")  # type: ignore[arg-type] # texts
 
@@ -76,7 +76,7 @@ async def test_the_cluster_is_known_by_the_uid_of_kube_system() -> None:
     kube = FakeKube()
     client = kube.client
     assert not await read_cluster(client)
-    kube.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kube-system"}})
+    kube.put(build_object(NAMESPACES, "kube-system"))
     assert await read_cluster(client) == kube.objects(NAMESPACES)[0]["metadata"]["uid"] != ""
 
 
@@ -112,17 +112,10 @@ def test_mover_pods_have_the_account_of_the_flag_and_are_told_which_cluster_they
 async def test_movers_have_the_agents_image(status: int | None, image: str, caplog: pytest.LogCaptureFixture) -> None:
     kube, labels = FakeKube(), {"role": "node-agent"}
     containers = [{"name": "node-agent", "image": "mover:2"}]
-    kube.put(
-        {
-            "apiVersion": "apps/v1",
-            "kind": "DaemonSet",
-            "metadata": {"namespace": "velero", "name": "node-agent"},
-            "spec": {"template": {"metadata": {"labels": labels}, "spec": {"containers": containers}}},
-        }
-    )
-    meta = {"namespace": "velero", "name": "agent-a", "labels": labels}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": containers}}
+    kube.put(build_object(DAEMON_SETS, "node-agent", "velero", spec={"template": template}))
     spec = {"nodeName": "node-a", "containers": [{**containers[0], "image": "mover:1"}]}
-    kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+    kube.put(build_object(PODS, "agent-a", "velero", metadata={"labels": labels}, spec=spec))
     if status is not None:
         kube.fail_next("GET", "/pods", status)
     settings = Settings("node-a", mover_service_account="movers")

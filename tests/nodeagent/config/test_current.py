@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import pytest
 from hypothesis import given
@@ -29,7 +29,7 @@ from tests.nodeagent.support.board import FakeBoard
 from tests.nodeagent.support.transfers import data_upload
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
-from tests.support.objects import only
+from tests.support.objects import build_object, only
 from tests.support.tasks import running
 
 pytestmark = pytest.mark.looptime
@@ -84,10 +84,7 @@ def _text(slots: object) -> str:
 @asynccontextmanager
 async def _open_scene(started_with: str = _text(1)) -> AsyncIterator[Scene]:
     scene = Scene.build(parse_config(started_with))
-    metadata = {"namespace": NAMESPACE, "name": NAME}
-    await scene.client.create(
-        CONFIG_MAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"key-0": started_with}}
-    )
+    await scene.client.create(CONFIG_MAPS, build_object(CONFIG_MAPS, NAME, NAMESPACE, data={"key-0": started_with}))
     place = (NAMESPACE, NAME)
     watch = ConfigWatch(scene.client, LoopClock(), place=place, current=scene.current, report=scene.report)
     async with running(watch.run(), lead_seconds=1):
@@ -214,10 +211,6 @@ def _live(text: str = "{}") -> tuple[OwnScene, LiveConfig]:
     return scene, live
 
 
-def _object(api_version: str, kind: str, meta: dict[str, str], **more: Any) -> dict[str, Any]:
-    return {"apiVersion": api_version, "kind": kind, "metadata": meta} | more
-
-
 def test_an_edit_changes_the_next_settings_and_leaves_the_previous_ones() -> None:
     _, live = _live('{"podLabels": {"a": "before"}}')
     before = live.expose_settings()
@@ -247,9 +240,7 @@ async def test_the_priority_class_is_used_only_while_the_cluster_has_it() -> Non
     scene, live = _live('{"priorityClassName": "low"}')
     found = [live.expose_settings().pod.priority_class_name]
     async with running(live.run(), lead_seconds=1.0):
-        await scene.client.create(
-            PRIORITY_CLASSES, _object("scheduling.k8s.io/v1", "PriorityClass", {"name": "low"}, value=10)
-        )
+        await scene.client.create(PRIORITY_CLASSES, build_object(PRIORITY_CLASSES, "low", value=10))
         await asyncio.sleep(5)
         found.append(live.expose_settings().pod.priority_class_name)
         live.current.update(parse_config('{"priorityClassName": "other"}'))
@@ -261,8 +252,8 @@ async def test_the_priority_class_is_used_only_while_the_cluster_has_it() -> Non
 async def test_the_cache_limit_is_that_of_new_repositories() -> None:
     scene, live = _live(_CACHED)
     before = live.expose_settings()
-    meta = {"namespace": "velero", "name": "repository-config"}
-    scene.kube.put(_object("v1", CONFIG_MAPS.kind, meta, data={"kopia": '{"cacheLimitMB": 100}'}))
+    data = {"kopia": '{"cacheLimitMB": 100}'}
+    scene.kube.put(build_object(CONFIG_MAPS, "repository-config", "velero", data=data))
 
     await live.refresh()
 
@@ -276,8 +267,7 @@ class _PriorityScene(OwnScene):
         self.priority = PriorityClass(self.client, LoopClock(), current=self.current, report=self.report)
 
     async def create(self, name: str) -> None:
-        meta = {"name": name}
-        await self.client.create(PRIORITY_CLASSES, _object("scheduling.k8s.io/v1", "PriorityClass", meta, value=10))
+        await self.client.create(PRIORITY_CLASSES, build_object(PRIORITY_CLASSES, name, value=10))
 
     async def configure(self, name: str) -> None:
         self.current.update(_named(name))

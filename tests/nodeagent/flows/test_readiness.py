@@ -108,19 +108,6 @@ async def test_an_agent_without_its_watches_is_not_ready_after_a_while_and_ready
         assert await scene.seconds_until(ready=True) <= 40
 
 
-@pytest.mark.parametrize(("what", "seconds"), [("lost", 240), (503, 240), (401, 20), (403, 20), (404, 20)], ids=str)
-async def test_short_outages_leave_an_agent_ready(what: Any, seconds: int) -> None:
-    """As when the only API server restarts: it does not answer, and then rejects requests for some seconds."""
-    async with _running() as scene:
-        for _ in range(3):
-            scene.begin("/", what)
-            with pytest.raises(AssertionError):
-                await scene.seconds_until(ready=False, limit=seconds)
-            scene.kube.fulfill()
-            with pytest.raises(AssertionError):
-                await scene.seconds_until(ready=False, limit=60)
-
-
 async def test_an_agent_is_not_ready_before_the_first_lists() -> None:
     kube = FakeKube()
     kube.fail_next("GET", "/podvolumebackups", "lost", times=_ALWAYS)

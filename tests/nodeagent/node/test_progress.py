@@ -6,6 +6,7 @@ import json
 import pytest
 
 from core.contract import ProgressMessage
+from core.kube.resources import EVENTS
 from core.models.names import NODE_LABEL, OUTCOME_ANNOTATION
 from core.models.transfers import Progress
 from nodeagent.metrics import Metrics
@@ -14,7 +15,7 @@ from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.harness import Fault, Fuse, World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NODE, TRANSFERS, data_upload
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 
 pytestmark = pytest.mark.looptime
 
@@ -25,20 +26,16 @@ UNSCHEDULED = "waiting for BackupRepository velero/app-default-kopia: no node ta
 def event(transfer: JsonDict, reason: str, message: str, *, number: int = 1) -> JsonDict:
     """Return an Event of the transfer's mover, with that number."""
     meta = transfer["metadata"]
-    at = f"2026-11-21T12:00:{number:02}Z"
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {
-            "namespace": meta["namespace"],
-            "name": f"{meta['name']}.{number:03}",
-            "labels": {NODE_LABEL: NODE},
-        },
-        "involvedObject": {"kind": transfer["kind"], "name": meta["name"], "uid": meta["uid"]},
-        "reason": f"Data-Path-{reason}",
-        "message": message,
-        "lastTimestamp": at,
-    }
+    return build_object(
+        EVENTS,
+        f"{meta['name']}.{number:03}",
+        meta["namespace"],
+        metadata={"labels": {NODE_LABEL: NODE}},
+        involvedObject={"kind": transfer["kind"], "name": meta["name"], "uid": meta["uid"]},
+        reason=f"Data-Path-{reason}",
+        message=message,
+        lastTimestamp=f"2026-11-21T12:00:{number:02}Z",
+    )
 
 
 def message_of(world: World, kind: str) -> str | None:

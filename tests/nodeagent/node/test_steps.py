@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from core.contract import BackupResult, VolumePath
 from core.errors import ExposeError
 from core.kube.errors import ForbiddenError, InvalidError, ServerError
+from core.kube.resources import NODES
 from core.models.names import ATTEMPTS_ANNOTATION
 from core.models.phases import Phase
 from core.models.transfers import DataUpload
@@ -25,7 +26,7 @@ from nodeagent.transfers.outcome import Outcome
 from tests.nodeagent.support.transfers import data_upload
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 from tests.support.tasks import running, until
 
 pytestmark = pytest.mark.looptime
@@ -187,7 +188,7 @@ def test_the_smallest_match_wins(labels: dict[str, str], number: int) -> None:
 
 
 def node(name: str, **labels: str) -> JsonDict:
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+    return build_object(NODES, name, metadata={"labels": labels})
 
 
 @dataclass

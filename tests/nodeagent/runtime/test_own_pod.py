@@ -12,17 +12,14 @@ from core.kube.types import Pod
 from nodeagent.runtime.own_pod import OwnPod
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import build_object
 
 pytestmark = pytest.mark.looptime
 
 
 def _pod(name: str, *, node: str = "node-1", labels: dict[str, str] | None = None, **meta: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"namespace": "velero", "name": name, "labels": labels or {"role": "node-agent"}} | meta,
-        "spec": {"nodeName": node},
-    }
+    meta = {"labels": labels or {"role": "node-agent"}} | meta
+    return build_object(PODS, name, "velero", metadata=meta, spec={"nodeName": node})
 
 
 def _own(kube: FakeKube, hostname: str, pod: Pod | None = None) -> OwnPod:
@@ -47,7 +44,9 @@ _LEAVING: dict[str, Any] = {"deletionTimestamp": "2026-11-21T12:00:00Z", "finali
     ],
     ids=["alone", "by its name", "in the node's network", "after a roll-out", "beside movers", "which of two"],
 )
-async def test_reports_go_to_the_own_pod(hostname: str, others: list[dict[str, Any]], found: str | None) -> None:
+async def test_reports_go_to_the_own_pod_and_to_the_log(
+    hostname: str, others: list[dict[str, Any]], found: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     kube = FakeKube()
     for pod in [_pod("agent-a"), *others]:
         kube.put(pod)
@@ -57,6 +56,7 @@ async def test_reports_go_to_the_own_pod(hostname: str, others: list[dict[str, A
     recorded = [event["involvedObject"]["name"] for event in kube.objects(EVENTS)]
     annotated = [pod["metadata"]["name"] for pod in kube.objects(PODS) if pod["metadata"].get("annotations")]
     assert recorded == annotated == ([found] if found else [])
+    assert "it is no JSON" in caplog.text
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -82,13 +82,6 @@ async def test_a_pod_that_replaced_ours_is_not_written_to() -> None:
     with pytest.raises(ConflictError):
         await own.annotate({"nodeagent.io/config": "def"})
     assert "annotations" not in kube.objects(PODS)[0]["metadata"]
-
-
-async def test_an_agent_without_a_pod_only_logs(caplog: pytest.LogCaptureFixture) -> None:
-    kube = FakeKube()
-    await _own(kube, "laptop").report("ConfigRejected", "it is no JSON", warning=True)
-    assert "it is no JSON" in caplog.text
-    assert kube.objects(EVENTS) == []
 
 
 async def test_an_event_that_cannot_be_recorded_is_logged(caplog: pytest.LogCaptureFixture) -> None:

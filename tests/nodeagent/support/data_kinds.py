@@ -48,7 +48,6 @@ class FakeExposer:
 
     found: Pending | Exception | None = None
     dropped: list[KeptVolume] = field(default_factory=list)
-    given_back: list[str | None] = field(default_factory=list)
     checked: list[Any] = field(default_factory=list)
     cleaned: int = 0
 
@@ -67,18 +66,11 @@ class FakeExposer:
         self.cleaned += 1
         return None
 
-    async def read_volume(self, request: RestoreRequest) -> KeptVolume:
-        return KeptVolume("pv-1", "Delete", provisioned=True)
-
-    async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
-        return Pending("Binding", kept.pv_name)
-
     async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         self.dropped.append(kept)
         return None
 
     async def give_back(self, request: RestoreRequest) -> Pending | None:
-        self.given_back.append(request.volume)
         return None
 
 

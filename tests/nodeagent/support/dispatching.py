@@ -17,8 +17,10 @@ from core.kube.resources import (
     DATA_DOWNLOADS,
     DATA_UPLOADS,
     EVENTS,
+    NODES,
     POD_VOLUME_BACKUPS,
     POD_VOLUME_RESTORES,
+    PODS,
     Resource,
 )
 from core.kube.transport import Request, Response, Retry, Transport
@@ -49,7 +51,7 @@ from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.transfers import NAMESPACE, TRANSFERS
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 from tests.support.tasks import running, until
 
 RESOURCES: Mapping[type[Transfer], Resource[UncheckedObject]] = {
@@ -313,17 +315,10 @@ def interrupted(
 
 def agent_pod(node: str, *, ready: bool = True, **meta: object) -> JsonDict:
     """Return the pod of the agent on `node`; one without annotations is Velero's."""
-    own: JsonDict = {
-        "labels": AGENT_LABELS,
-        "annotations": {CONFIG_ANNOTATION: "abc", FEATURES_ANNOTATION: RESTORE_IN_PLACE},
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"node-agent-{node}", "namespace": NAMESPACE} | own | meta,
-        "spec": {"nodeName": node},
-        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}]},
-    }
+    own = {"labels": AGENT_LABELS, "annotations": {CONFIG_ANNOTATION: "abc", FEATURES_ANNOTATION: RESTORE_IN_PLACE}}
+    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}]}
+    name = f"node-agent-{node}"
+    return build_object(PODS, name, NAMESPACE, metadata=own | meta, spec={"nodeName": node}, status=status)
 
 
 def cluster_node(name: str, *, ready: bool = True, since: str = "2026-11-21T11:00:00Z") -> JsonDict:
@@ -331,7 +326,7 @@ def cluster_node(name: str, *, ready: bool = True, since: str = "2026-11-21T11:0
     condition = {"type": "Ready", "status": "True" if ready else "Unknown", "lastTransitionTime": since}
     if not ready:
         condition |= {"reason": "NodeStatusUnknown", "message": "Kubelet stopped posting node status."}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": {"conditions": [condition]}}
+    return build_object(NODES, name, status={"conditions": [condition]})
 
 
 def open_scene(*nodes: str, limit: int | None = 2, bound: bool = False) -> Scene:

@@ -53,7 +53,7 @@ from tests.nodeagent.support.simulation import TRANSFER_RESOURCES, Cluster, Move
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, workload_pod
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 from tests.support.tasks import running, until
 
 OUTAGE = 6
@@ -283,70 +283,49 @@ def volumes_of(transfer: JsonDict) -> list[JsonDict]:
         target = transfer["spec"]["targetVolume"]
         claim = _claim(target["namespace"], target["pvc"])
         return [claim, _released(target)] if target.get("pv") else [claim]
-    source = transfer["spec"]["csiSnapshot"]["volumeSnapshot"]
-    namespace = transfer["spec"]["sourceNamespace"]
-    group = "snapshot.storage.k8s.io/v1"
+    source, namespace = transfer["spec"]["csiSnapshot"]["volumeSnapshot"], transfer["spec"]["sourceNamespace"]
+    content, claim = f"content-{name}", transfer["spec"]["sourcePVC"]
+    reference = {"name": source, "namespace": namespace, "uid": f"vs-{name}"}
     return [
-        _claim(namespace, transfer["spec"]["sourcePVC"], volume="pv-source"),
-        {
-            "apiVersion": group,
-            "kind": "VolumeSnapshot",
-            "metadata": {
-                "name": source,
-                "namespace": namespace,
-                "uid": f"vs-{name}",
-                # Before the transfer, as Velero creates it.
-                "creationTimestamp": "2026-11-21T10:59:00Z",
-            },
-            "spec": {"source": {"persistentVolumeClaimName": transfer["spec"]["sourcePVC"]}},
-            "status": {"readyToUse": True, "restoreSize": "1Gi", "boundVolumeSnapshotContentName": f"content-{name}"},
-        },
-        {
-            "apiVersion": group,
-            "kind": "VolumeSnapshotContent",
-            "metadata": {"name": f"content-{name}", "uid": f"vsc-{name}"},
-            "spec": {
-                "deletionPolicy": "Delete",
-                "driver": "hostpath.csi.k8s.io",
-                "source": {"volumeHandle": "v"},
-                "volumeSnapshotRef": {"name": source, "namespace": namespace, "uid": f"vs-{name}"},
-            },
-            "status": {"readyToUse": True, "snapshotHandle": f"handle-{name}"},
-        },
+        _claim(namespace, claim, volume="pv-source"),
+        build_object(
+            VOLUME_SNAPSHOTS,
+            source,
+            namespace,
+            # Before the transfer, as Velero creates it.
+            metadata={"uid": f"vs-{name}", "creationTimestamp": "2026-11-21T10:59:00Z"},
+            spec={"source": {"persistentVolumeClaimName": claim}},
+            status={"readyToUse": True, "restoreSize": "1Gi", "boundVolumeSnapshotContentName": content},
+        ),
+        build_object(
+            VOLUME_SNAPSHOT_CONTENTS,
+            content,
+            metadata={"uid": f"vsc-{name}"},
+            spec=_DELETED | {"source": {"volumeHandle": "v"}, "volumeSnapshotRef": reference},
+            status={"readyToUse": True, "snapshotHandle": f"handle-{name}"},
+        ),
     ]
+
+
+_DELETED = {"deletionPolicy": "Delete", "driver": "hostpath.csi.k8s.io"}
 
 
 def _released(target: JsonDict) -> JsonDict:
     """Return the existing volume of a target, as a command has retained and released it."""
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": target["pv"], "annotations": {RECLAIM_POLICY_ANNOTATION: "Delete"}},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "capacity": {"storage": "1Gi"},
-            "claimRef": {"namespace": target["namespace"], "name": target["pvc"], "uid": "uid-deleted"},
-            "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": "handle-old"},
-            "persistentVolumeReclaimPolicy": "Retain",
-        },
-        "status": {"phase": "Released"},
+    meta = {"annotations": {RECLAIM_POLICY_ANNOTATION: "Delete"}}
+    spec = {
+        "accessModes": ["ReadWriteOnce"],
+        "capacity": {"storage": "1Gi"},
+        "claimRef": {"namespace": target["namespace"], "name": target["pvc"], "uid": "uid-deleted"},
+        "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": "handle-old"},
+        "persistentVolumeReclaimPolicy": "Retain",
     }
+    return build_object(PERSISTENT_VOLUMES, target["pv"], metadata=meta, spec=spec, status={"phase": "Released"})
 
 
 def _claim(namespace: str, name: str, *, volume: str = "") -> JsonDict:
-    spec: JsonDict = {
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": "1Gi"}},
-        "storageClassName": "",
-    }
-    claim: JsonDict = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": spec,
-        "status": {"phase": "Pending"},
-    }
-    if volume:
-        spec["volumeName"] = volume
-        claim["status"] = {"phase": "Bound"}
-    return claim
+    size = {"resources": {"requests": {"storage": "1Gi"}}}
+    spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", **size}
+    spec |= {"volumeName": volume} if volume else {}
+    status = {"phase": "Bound" if volume else "Pending"}
+    return build_object(PERSISTENT_VOLUME_CLAIMS, name, namespace, spec=spec, status=status)

@@ -19,7 +19,7 @@ from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.pod_scene import PodScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 from tests.support.tasks import running
 
 NAME = "default"
@@ -42,16 +42,13 @@ class LocationScene(PodScene):
 
     def put_location(self, provider: str = "velero.io/aws", status: JsonDict | None = None, **spec: Any) -> None:
         """Create or replace the location, as a user does: its status stays."""
-        meta = {"name": NAME, "namespace": "velero"}
-        found = self.kube.objects(BACKUP_STORAGE_LOCATIONS)
+        found = next(iter(self.kube.objects(BACKUP_STORAGE_LOCATIONS)), {"metadata": {}})
+        status = found.get("status", {}) if status is None else status
+        whole = {"provider": provider, "objectStorage": {"bucket": "b"}, **spec}
         self.kube.put(
-            {
-                "apiVersion": "velero.io/v1",
-                "kind": "BackupStorageLocation",
-                "metadata": (found[0]["metadata"] if found else meta),
-                "spec": {"provider": provider, "objectStorage": {"bucket": "b"}, **spec},
-                "status": status if status is not None else (found[0].get("status", {}) if found else {}),
-            }
+            build_object(
+                BACKUP_STORAGE_LOCATIONS, NAME, "velero", metadata=found["metadata"], spec=whole, status=status
+            )
         )
 
     @property

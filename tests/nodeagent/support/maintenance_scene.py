@@ -10,7 +10,15 @@ from typing import Self
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
-from core.kube.resources import BACKUP_REPOSITORIES, DATA_UPLOADS, DEPLOYMENTS, EVENTS, JOBS, PODS
+from core.kube.resources import (
+    BACKUP_REPOSITORIES,
+    BACKUP_STORAGE_LOCATIONS,
+    DATA_UPLOADS,
+    DEPLOYMENTS,
+    EVENTS,
+    JOBS,
+    PODS,
+)
 from core.kube.transport import Retry, Transport
 from core.models.base import format_time
 from core.models.storage import RepositoryKey
@@ -28,7 +36,7 @@ from tests.nodeagent.support.clusters import build_cluster
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.job_output import seal
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 from tests.support.tasks import running, until
 
 MINUTE = 60.0
@@ -50,14 +58,14 @@ def repository_object(name: str = _NAME, *, frequency: str = "1h0m0s", **status:
         "volumeNamespace": namespace,
     }
     ready: JsonDict = {"phase": "Ready", "lastMaintenanceTime": "2026-11-21T12:00:00Z"} | status
-    meta = {"name": name, "namespace": "velero"}
-    return {"apiVersion": "velero.io/v1", "kind": "BackupRepository", "metadata": meta, "spec": spec, "status": ready}
+    return build_object(BACKUP_REPOSITORIES, name, "velero", spec=spec, status=ready)
 
 
 def velero_job(**status: object) -> JsonDict:
     """Return a Job of a Velero server, which maintains that repository."""
-    meta = {"name": f"{_NAME}-maintain-job-1", "namespace": "velero", "labels": {"velero.io/repo-name": _NAME}}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": {"template": {}}, "status": status}
+    labels = {"labels": {"velero.io/repo-name": _NAME}}
+    name = f"{_NAME}-maintain-job-1"
+    return build_object(JOBS, name, "velero", metadata=labels, spec={"template": {}}, status=status)
 
 
 def words_of(job: JsonDict) -> list[str]:
@@ -122,25 +130,16 @@ class MaintenanceScene(MaintenanceSetting):
     def __post_init__(self) -> None:
         self.kube.put(repository_object())
         location = {"provider": "aws", "objectStorage": {"bucket": "b"}, "credential": {"name": "keys", "key": "cloud"}}
-        meta = {"name": "default", "namespace": "velero"}
-        self.kube.put(
-            {"apiVersion": "velero.io/v1", "kind": "BackupStorageLocation", "metadata": meta, "spec": location}
-        )
+        self.kube.put(build_object(BACKUP_STORAGE_LOCATIONS, "default", "velero", spec=location))
 
     def put_backup(self, name: str, claim: str, **status: str) -> None:
         """Put a complete backup of a PVC of namespace `app`, with more of its status."""
         snapshot = {"volumeSnapshot": "s", "storageClass": "", "snapshotClass": ""}
         spec = {"sourceNamespace": "app", "sourcePVC": claim, "snapshotType": "CSI", "csiSnapshot": snapshot}
-        meta = {"name": name, "namespace": "velero", "annotations": {"nodeagent.io/backup": f"backup-{name}"}}
-        self.kube.put(
-            {
-                "apiVersion": "velero.io/v2alpha1",
-                "kind": "DataUpload",
-                "metadata": meta,
-                "spec": spec | {"backupStorageLocation": "default", "operationTimeout": "10m"},
-                "status": {"phase": "Completed", "snapshotID": f"id-{name}"} | status,
-            }
-        )
+        spec |= {"backupStorageLocation": "default", "operationTimeout": "10m"}
+        done = {"phase": "Completed", "snapshotID": f"id-{name}"} | status
+        marks = {"annotations": {"nodeagent.io/backup": f"backup-{name}"}}
+        self.kube.put(build_object(DATA_UPLOADS, name, "velero", metadata=marks, spec=spec, status=done))
 
     def build(self, transport: Transport | None = None) -> MaintenanceController:
         """Return a controller, as a new leader has it; its requests go through `transport`."""
@@ -195,10 +194,8 @@ class MaintenanceScene(MaintenanceSetting):
         template = job["spec"]["template"]
         name = job["metadata"]["name"]
         labels = (template["metadata"].get("labels") or {}) | {"job-name": name}
-        meta = {"name": f"{name}-x", "namespace": "velero", "labels": labels}
-        self.kube.put(
-            {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"], "status": {"phase": phase}}
-        )
+        meta, status = {"labels": labels}, {"phase": phase}
+        self.kube.put(build_object(PODS, f"{name}-x", "velero", metadata=meta, spec=template["spec"], status=status))
 
     def current(self, job: JsonDict) -> JsonDict:
         return next(one for one in self.jobs if one["metadata"]["name"] == job["metadata"]["name"])

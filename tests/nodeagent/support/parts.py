@@ -13,13 +13,14 @@ from nodeagent.startup import AgentParts, AgentSpec
 from tests.nodeagent.support.transfers import NAMESPACE, NODE
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import build_object
 
 
 def fake_parts(kube: FakeKube, text: str = "{}") -> AgentParts:
     """Return the parts of the agent on node `NODE` with the configuration document `text`."""
-    kube.put({"apiVersion": NODES.api_version, "kind": NODES.kind, "metadata": {"name": NODE}})
-    meta = {"namespace": NAMESPACE, "name": socket.gethostname().lower(), "labels": {"role": "node-agent"}}
-    kube.put({"apiVersion": PODS.api_version, "kind": PODS.kind, "metadata": meta, "spec": {"nodeName": NODE}})
+    kube.put(build_object(NODES, NODE))
+    own = {"labels": {"role": "node-agent"}}
+    kube.put(build_object(PODS, socket.gethostname().lower(), NAMESPACE, metadata=own, spec={"nodeName": NODE}))
     clock = LoopClock()
     settings = Settings(NODE, namespace=NAMESPACE)
     spec = AgentSpec(settings, NAMESPACE, parse_config(text), AgentTemplate("mover:1", host_pods="/host_pods"))

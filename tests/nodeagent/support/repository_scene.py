@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
 
-from core.kube.resources import BACKUP_REPOSITORIES, EVENTS
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, DEPLOYMENTS, EVENTS, SECRETS
 from core.kube.velero_server import VeleroServerCheck
 from core.models.storage import BlockHash
 from exposer.causes import CauseFinder
@@ -23,16 +23,13 @@ from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.pod_scene import PodScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 from tests.support.tasks import running, until
 
 RECORDED = Path(__file__).parents[2] / "recordings" / "velero-1.18.2" / "backuprepository.json"
-SERVER = {
-    "apiVersion": "apps/v1",
-    "kind": "Deployment",
-    "metadata": {"name": "velero", "namespace": "velero", "labels": {"component": "velero"}},
-    "spec": {"replicas": 0},
-}
+SERVER = build_object(
+    DEPLOYMENTS, "velero", "velero", metadata={"labels": {"component": "velero"}}, spec={"replicas": 0}
+)
 GOOD = json.dumps({"uniqueID": "abc"})
 
 
@@ -104,12 +101,11 @@ def open_scene(
     kube = FakeKube()
     kube.put(json.loads(RECORDED.read_text())[0]["object"])
     location = {"provider": "aws", "objectStorage": {"bucket": "b"}, "credential": {"name": "keys", "key": "cloud"}}
-    meta = {"name": "default", "namespace": "velero"}
-    kube.put({"apiVersion": "velero.io/v1", "kind": "BackupStorageLocation", "metadata": meta, "spec": location})
+    kube.put(build_object(BACKUP_STORAGE_LOCATIONS, "default", "velero", spec=location))
     put_secret(kube, "keys", cloud="wrong")
     return Scene(kube, build_controller(kube, mode, skew=skew))
 
 
 def put_secret(kube: FakeKube, name: str, **data: str) -> None:
     coded = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
-    kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "velero"}, "data": coded})
+    kube.put(build_object(SECRETS, name, "velero", data=coded))

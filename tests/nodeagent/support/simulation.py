@@ -33,7 +33,7 @@ from core.models.phases import Attempts, AttemptStage
 from exposer.workload import EVENTS_VOLUME
 from tests.nodeagent.support.transfers import NODE
 from tests.support.fakekube import FakeKube
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 
 BACKUP_DONE = json.dumps(
     {
@@ -160,19 +160,15 @@ class Controllers(ABC):
                 continue
             name = f"pvc-{meta['uid']}"
             reference = {key: meta[key] for key in ("namespace", "name", "uid")}
-            volume = {
-                "apiVersion": "v1",
-                "kind": "PersistentVolume",
-                "metadata": {"name": name},
-                "spec": {
-                    "accessModes": spec["accessModes"],
-                    "capacity": {"storage": spec["resources"]["requests"]["storage"]},
-                    "claimRef": reference | {"kind": "PersistentVolumeClaim"},
-                    "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": name},
-                    "persistentVolumeReclaimPolicy": "Delete",
-                    "volumeMode": spec.get("volumeMode", "Filesystem"),
-                },
+            spec_of_volume = {
+                "accessModes": spec["accessModes"],
+                "capacity": {"storage": spec["resources"]["requests"]["storage"]},
+                "claimRef": reference | {"kind": "PersistentVolumeClaim"},
+                "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": name},
+                "persistentVolumeReclaimPolicy": "Delete",
+                "volumeMode": spec.get("volumeMode", "Filesystem"),
             }
+            volume = build_object(PERSISTENT_VOLUMES, name, spec=spec_of_volume)
             await self._create(PERSISTENT_VOLUMES, volume, {"phase": "Bound"})
             await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"spec": {"volumeName": name}})
             await self._set_status(PERSISTENT_VOLUME_CLAIMS, claim, {"phase": "Bound"})
@@ -180,15 +176,15 @@ class Controllers(ABC):
     async def _refuse(self, claim: JsonDict) -> None:
         """Record the Event of a provisioner, once."""
         meta = claim["metadata"]
-        event = {
-            "apiVersion": EVENTS.api_version,
-            "kind": EVENTS.kind,
-            "metadata": {"namespace": meta["namespace"], "name": f"refused-{meta['uid']}"},
-            "involvedObject": {"kind": "PersistentVolumeClaim", "name": meta["name"], "uid": meta["uid"]},
-            "type": "Warning",
-            "reason": "ProvisioningFailed",
-            "message": "rpc error: code = InvalidArgument desc = block volume capability not supported",
-        }
+        event = build_object(
+            EVENTS,
+            f"refused-{meta['uid']}",
+            meta["namespace"],
+            involvedObject={"kind": "PersistentVolumeClaim", "name": meta["name"], "uid": meta["uid"]},
+            type="Warning",
+            reason="ProvisioningFailed",
+            message="rpc error: code = InvalidArgument desc = block volume capability not supported",
+        )
         with suppress(AlreadyExistsError):
             await self._create(EVENTS, event)
 
@@ -296,16 +292,17 @@ class Controllers(ABC):
         """Record an Event, such as one with the progress in `message`, as a mover does: that in `pod` has its files."""
         meta = transfer["metadata"]
         self._events += 1
-        place = {"namespace": meta["namespace"]}
-        event = {
-            "apiVersion": EVENTS.api_version,
-            "kind": EVENTS.kind,
-            "metadata": place | {"name": f"{meta['name']}.{self._events}", "labels": {NODE_LABEL: self.node}},
-            "involvedObject": place | {"kind": transfer["kind"], "name": meta["name"], "uid": meta["uid"]},
-            "reason": reason,
-            "message": message,
-            "lastTimestamp": format_time(datetime.now(UTC)),
-        }
+        about = {"kind": transfer["kind"]} | {key: meta[key] for key in ("namespace", "name", "uid")}
+        event = build_object(
+            EVENTS,
+            f"{meta['name']}.{self._events}",
+            meta["namespace"],
+            metadata={"labels": {NODE_LABEL: self.node}},
+            involvedObject=about,
+            reason=reason,
+            message=message,
+            lastTimestamp=format_time(datetime.now(UTC)),
+        )
         if pod is not None:
             self.mover.write(pod, event)
         await self._create(EVENTS, event)

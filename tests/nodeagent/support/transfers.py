@@ -4,6 +4,7 @@ import json
 from functools import partial
 from pathlib import Path
 
+from core.kube.resources import PODS
 from core.models.names import (
     DATA_DOWNLOAD_LABEL,
     DATA_UPLOAD_LABEL,
@@ -12,7 +13,7 @@ from core.models.names import (
     POD_VOLUME_BACKUP_LABEL,
     POD_VOLUME_RESTORE_LABEL,
 )
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 
 MOVER_LABELS = {
     "DataUpload": DATA_UPLOAD_LABEL,
@@ -56,43 +57,31 @@ def workload_pod(transfer: JsonDict, *, node: str = NODE, status: JsonDict | Non
     waits = transfer["kind"] == "PodVolumeRestore"
     waiting = {"name": "restore-wait", "state": {"running": {"startedAt": "2026-11-21T11:00:00Z"}}}
     mounts = [{"name": volume, "mountPath": "/data"}]
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": ref["name"], "namespace": ref["namespace"], "uid": ref["uid"]} | meta,
-        "spec": {
-            "nodeName": node,
-            "initContainers": [{"name": "restore-wait", "volumeMounts": mounts}] if waits else [],
-            "containers": [{"name": "app", "volumeMounts": mounts}],
-            "volumes": [{"name": volume, "emptyDir": {}}],
-        },
-        "status": status
-        or ({"phase": "Pending", "initContainerStatuses": [waiting]} if waits else {"phase": "Running"}),
+    spec = {
+        "nodeName": node,
+        "initContainers": [{"name": "restore-wait", "volumeMounts": mounts}] if waits else [],
+        "containers": [{"name": "app", "volumeMounts": mounts}],
+        "volumes": [{"name": volume, "emptyDir": {}}],
     }
+    status = status or ({"phase": "Pending", "initContainerStatuses": [waiting]} if waits else {"phase": "Running"})
+    return build_object(
+        PODS, ref["name"], ref["namespace"], metadata={"uid": ref["uid"]} | meta, spec=spec, status=status
+    )
 
 
 def mover_pod(transfer: JsonDict, *, node: str = NODE, **status: object) -> JsonDict:
     """Return the mover pod of `transfer` on `node`; `status` is the pod's."""
     meta = transfer["metadata"]
-    reference = {
-        "apiVersion": transfer["apiVersion"],
-        "kind": transfer["kind"],
-        "name": meta["name"],
-        "uid": meta["uid"],
+    reference = {key: transfer[key] for key in ("apiVersion", "kind")} | {key: meta[key] for key in ("name", "uid")}
+    own: JsonDict = {
+        "uid": f"pod-of-{meta['uid']}",
+        "labels": {OWNER_UID_LABEL: meta["uid"], MOVER_LABELS[transfer["kind"]]: meta["name"]},
+        "ownerReferences": [reference | {"controller": True}],
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": meta["name"],
-            "namespace": meta["namespace"],
-            "uid": f"pod-of-{meta['uid']}",
-            "labels": {OWNER_UID_LABEL: meta["uid"], MOVER_LABELS[transfer["kind"]]: meta["name"]},
-            "ownerReferences": [reference | {"controller": True}],
-        },
-        "spec": {"nodeName": node, "containers": [{"name": "mover"}]},
-        "status": status or {"phase": "Pending"},
-    }
+    spec = {"nodeName": node, "containers": [{"name": "mover"}]}
+    return build_object(
+        PODS, meta["name"], meta["namespace"], metadata=own, spec=spec, status=status or {"phase": "Pending"}
+    )
 
 
 def ended(exit_code: int, message: str = "", why: str = "Error", /, **status: object) -> JsonDict:

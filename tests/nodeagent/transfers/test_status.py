@@ -167,13 +167,6 @@ async def test_a_move_writes_timestamps_and_the_expose_label_and_requires_the_ve
     assert patch["metadata"] == meta | ({"finalizers": ["f"]} if change.finalizers else {})
 
 
-async def test_a_field_that_the_kind_lacks_is_never_written() -> None:
-    transfer = data_download(status={"phase": "Accepted"})
-    change = Change(status={"node": "node-a", "nodeOS": "linux", "path": "/x"})
-    patch = await moved(transfer, Phase.PREPARED, change, DOWNLOADS)
-    assert patch["status"] == {"phase": "Prepared", "node": "node-a"}
-
-
 WAITING = {PENDING_REASON_ANNOTATION: "WaitingForSlot"}
 
 

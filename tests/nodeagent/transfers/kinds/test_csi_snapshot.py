@@ -244,14 +244,6 @@ async def test_the_kept_volume_is_dropped_unless_it_was_handed_over(phase: Phase
     assert (exposer.dropped, exposer.cleaned) == (dropped, 1)
 
 
-async def test_the_written_volume_is_kept_with_the_outcome() -> None:
-    kind = downloads()
-    cr = kind.parse(data_download())
-    outcome = await kind.keep(cr, Outcome(phase=Phase.COMPLETED))
-    assert (outcome.pv_name, outcome.reclaim_policy, outcome.provisioned) == ("pv-1", "Delete", True)
-    assert await kind.complete(cr, outcome) == Pending("Binding", "pv-1")
-
-
 async def test_an_upload_whose_volume_is_not_the_snapshots_is_not_confirmed() -> None:
     kind = uploads(FakeExposer(ExposeError("was bound to the existing PersistentVolume precious")))
     with pytest.raises(ExposeError, match="precious"):

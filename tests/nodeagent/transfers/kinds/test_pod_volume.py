@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from core.kube.resources import PODS
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
 from core.models.base import JsonDict
 from core.models.reasons import FailureReason
 from exposer.causes import CauseFinder
@@ -21,17 +21,15 @@ from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NODE, pod_volume_backup, pod_volume_restore, workload_pod
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import build_object
 
 pytestmark = pytest.mark.looptime
 
 TRANSFERS = {"PodVolumeBackup": pod_volume_backup, "PodVolumeRestore": pod_volume_restore}
 BUILT_IN = frozenset({"velero", ""})
-LOCATION = {
-    "apiVersion": "velero.io/v1",
-    "kind": "BackupStorageLocation",
-    "metadata": {"name": "default", "namespace": "velero"},
-    "spec": {"provider": "aws", "objectStorage": {"bucket": "b"}},
-}
+LOCATION = build_object(
+    BACKUP_STORAGE_LOCATIONS, "default", "velero", spec={"provider": "aws", "objectStorage": {"bucket": "b"}}
+)
 
 
 def kind_of(name: str, kube: FakeKube, *, reachable: bool = True, names: frozenset[str] = BUILT_IN) -> Kind[Any]:
@@ -97,19 +95,25 @@ async def test_a_backup_for_another_node_than_its_pods_fails() -> None:
     assert answer == Admission(AdmissionState.FAILED, FailureReason.WRONG_NODE, expected)
 
 
-async def test_a_restore_waits_for_its_pod_without_end() -> None:
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ([], ("WorkloadNotWaiting", True, False, None)),
+        (
+            [{"name": "restore-wait", "state": {"waiting": {"reason": "ErrImagePull"}}}],
+            ("WorkloadNotStarting", False, True, timedelta(minutes=2)),
+        ),
+    ],
+    ids=["not started", "cannot start"],
+)
+async def test_a_restore_waits_for_its_pod_without_end_unless_that_cannot_start(
+    states: list[JsonDict], expected: tuple[object, ...]
+) -> None:
     transfer = pod_volume_restore()
-    answer = await admission(transfer, LOCATION, workload_pod(transfer, status={"phase": "Pending"}))
-    assert (answer.decision, answer.reason, answer.indefinite) == (AdmissionState.PENDING, "WorkloadNotWaiting", True)
-
-
-async def test_a_restore_whose_init_container_cannot_start_is_limited_to_two_minutes() -> None:
-    transfer = pod_volume_restore()
-    states = [{"name": "restore-wait", "state": {"waiting": {"reason": "ErrImagePull"}}}]
     status = {"phase": "Pending", "initContainerStatuses": states}
     answer = await admission(transfer, LOCATION, workload_pod(transfer, status=status))
-    found = (answer.reason, answer.indefinite, answer.blocked, answer.limit, answer.pod is not None)
-    assert found == ("WorkloadNotStarting", False, True, timedelta(minutes=2), True)
+    assert (answer.reason, answer.indefinite, answer.blocked, answer.limit) == expected
+    assert answer.pod is not None
 
 
 async def test_the_node_of_a_transfer_is_known_before_it_is_exposed() -> None:
