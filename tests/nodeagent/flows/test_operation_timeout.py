@@ -133,16 +133,6 @@ async def test_an_image_that_is_not_available_for_five_minutes_fails_the_transfe
     assert world.transfer(kind)["status"]["message"].startswith(f"timed out after 5m0s: {text}")
 
 
-@pytest.mark.parametrize("kind", TRANSFERS)
-async def test_an_image_that_is_available_again_before_that_completes_the_transfer(kind: str) -> None:
-    transfer = accepted(TRANSFERS[kind]())
-    async with open_world(transfer, mover=Mover(starts=False)) as world, world.agent():
-        await fail_pulls(world, 290)
-        world.cluster.mover.starts = True
-        await world.until(lambda: world.done(kind))
-    assert (world.phase(kind), world.transfer(kind)["status"].get("message")) == ("Completed", None)
-
-
 @SKEWED
 @pytest.mark.cause("completion-too-long")
 async def test_a_handover_that_times_out_fails_the_transfer(skew: timedelta) -> None:

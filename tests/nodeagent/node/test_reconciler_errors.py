@@ -251,19 +251,6 @@ async def test_a_result_that_was_left_completes_its_transfer(transfer: JsonDict,
         assert PODS.plural not in world.left() or transfer["kind"].startswith("PodVolume")
 
 
-async def test_the_event_may_come_before_the_result_is_looked_for(tmp_path: Path) -> None:
-    """An agent that starts lists the Events of movers that run."""
-    transfer = accepted(data_upload())
-    async with open_world(transfer, mover=Mover(stubborn=True)) as world:
-        async with world.agent():
-            await world.until(lambda: world.phase() == "InProgress")
-        _leave(tmp_path, _mover_pod(world), BACKUP_DONE)
-        world.kube.put(event(transfer, "Completed", BACKUP_DONE))
-        async with world.agent(host_pods=tmp_path):
-            await world.until(world.done, seconds=60)
-        assert world.phase() == "Completed"
-
-
 async def _stays(world: World) -> bool:
     """Return whether the transfer is InProgress after all checks that time alone brings."""
     await asyncio.sleep(_LOOKS_SECONDS)
@@ -316,14 +303,3 @@ async def test_a_result_that_the_kubelet_has_cut_is_read_as_a_whole(left: bool, 
         world.kube.put(pod | {"status": {"containerStatuses": [running | {"state": {"terminated": terminated}}]}})
         await world.until(world.done)
         assert world.phase() == ("Completed" if left else "Failed")
-
-
-async def test_without_the_directory_the_kubelet_reports_the_end(tmp_path: Path) -> None:
-    transfer = accepted(data_upload())
-    async with _running(transfer, "") as (world, pod):
-        _leave(tmp_path, pod, BACKUP_DONE)
-        world.kube.put(event(transfer, "Completed", BACKUP_DONE))
-        assert await _stays(world)
-        world.cluster.mover.stubborn = False
-        await world.until(world.done)
-        assert world.phase() == "Completed"

@@ -142,15 +142,17 @@ def test_the_first_accepted_transfer_starts_first_and_of_the_same_time_the_first
     assert [request.uid for request in slots.next_requests()] == ["b"]
 
 
-def test_an_outdated_observation_of_an_earlier_phase_frees_nothing() -> None:
+def test_only_a_final_phase_or_a_deletion_frees_a_slot_and_no_outdated_observation() -> None:
     slots = Slots(1)
     slots.observe(request_of("a"), Phase.PREPARED)
     assert slots.acquire("a")
     for uid in ("a", "b"):
         slots.observe(request_of(uid), Phase.PREPARED)
     assert [slots.acquire("b"), slots.acquire("a"), slots.used, slots.pending] == [False, True, 1, 1]
+    slots.observe(request_of("a"), Phase.FAILED)
+    assert [slots.acquire("b"), slots.used] == [True, 1]
     # Also one that no process of this agent has started counts.
-    slots.observe(request_of("b"), Phase.CANCELING)
+    slots.observe(request_of("c"), Phase.CANCELING)
     assert (slots.used, slots.next_requests()) == (2, [])
 
 
