@@ -60,6 +60,8 @@ def _affinity(**requirement: Any) -> dict[str, Any]:
 
 
 _WHERE = "loadAffinity[0].nodeSelector.matchExpressions[0]"
+_GT = {"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["1"]}]}
+_TAKEN = "[0]: expected the name of an object that the agent does not use itself"
 
 _FATAL = [
     (_concurrency(globalConfig="3"), 'globalConfig: expected a whole number, found the string "3" (did you mean 3?)'),
@@ -76,18 +78,12 @@ _FATAL = [
     (_affinity(key="a", operator="Exists", values=["x"]), f"{_WHERE}.values: expected no values"),
     (_affinity(key="a b", operator="Exists"), f"{_WHERE}.key: expected a key such as"),
     (_affinity(operator="Exists"), f"{_WHERE}.key: required key is missing"),
-    (
-        {"loadAffinity": [{"nodeSelector": {"matchLabels": {"a": "b c"}}}]},
-        "loadAffinity[0].nodeSelector.matchLabels.a: expected a label value",
-    ),
+    ({"loadAffinity": [{"nodeSelector": {"matchLabels": {"a": "b c"}}}]}, "matchLabels.a: expected a label value"),
     ({"loadAffinityMode": 1}, "loadAffinityMode: expected 'first' or 'any', found the number 1"),
     ({"backupPVC": {"fast.x": {"storageClass": 1}}}, 'backupPVC["fast.x"].storageClass: expected a string'),
     ({"backupPVC": {"fast": {"annotations": {"a": 1}}}}, "backupPVC.fast.annotations.a: expected a string"),
     ({"cacheVolume": {"residentThresholdMB": "1"}}, "cacheVolume.residentThresholdMB: expected a whole number"),
-    (
-        {"podResources": {"cpuLimit": 2}},
-        'podResources.cpuLimit: expected a string, found the number 2 (did you mean "2',
-    ),
+    ({"podResources": {"cpuLimit": 2}}, 'cpuLimit: expected a string, found the number 2 (did you mean "2'),
     ({"podLabels": ["a"]}, 'podLabels: expected an object, found a list ["a"]'),
     ({"podLabels": {"": 1}}, 'podLabels[""]: expected a key such as'),
     ({"tolerations": 5}, 'tolerations: expected a list of tolerations, or "inherit", found the number 5'),
@@ -102,37 +98,21 @@ _TOLERATED = [
     (_concurrency(perNodeConfig=[{"number": 0}]), "perNodeConfig[0].number: expected a number of at least 1"),
     (_concurrency(perNodeConfig=[{}]), "loadConcurrency.perNodeConfig[0].number: required key is missing"),
     (_concurrency(perNodeConfig=[None]), "perNodeConfig[0]: expected an object, found the value null"),
-    (
-        _concurrency(
-            perNodeConfig=[
-                {"number": 1, "nodeSelector": {"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["1"]}]}}
-            ]
-        ),
-        "perNodeConfig[0].nodeSelector: expected no Gt",
-    ),
+    (_concurrency(perNodeConfig=[{"number": 1, "nodeSelector": _GT}]), "[0].nodeSelector: expected no Gt"),
     ({"priorityClassName": "Low Priority"}, "(did you mean low-priority?)"),
     ({"loadAffinityMode": "all"}, "loadAffinityMode: expected 'first' or 'any', found the string \"all\""),
     ({"backupPVC": {"fast": {"secretNames": ["A_b"]}}}, "backupPVC.fast.secretNames[0]: expected a name"),
     ({"restorePVC": {"secretNames": [None]}}, "restorePVC.secretNames[0]: expected a string, found the value null"),
-    (
-        {"backupPVC": {"fast": {"configMapNames": [""]}}},
-        "backupPVC.fast.configMapNames[0]: expected the name of an object",
-    ),
-    (
-        {"backupPVC": {"fast": {"secretNames": ["velero-repo-credentials"]}}},
-        "backupPVC.fast.secretNames[0]: expected the name of an object that the agent does not use itself",
-    ),
-    (
-        {"restorePVC": {"configMapNames": ["node-agent-admissions"]}},
-        "restorePVC.configMapNames[0]: expected the name of an object that the agent does not use itself",
-    ),
+    ({"backupPVC": {"fast": {"configMapNames": [""]}}}, "configMapNames[0]: expected the name of an object"),
+    ({"backupPVC": {"a": {"secretNames": ["velero-repo-credentials"]}}}, f"backupPVC.a.secretNames{_TAKEN}"),
+    ({"restorePVC": {"configMapNames": ["node-agent-admissions"]}}, f"restorePVC.configMapNames{_TAKEN}"),
     ({"cachePVC": {"residentThresholdInMB": -1}}, "cachePVC.residentThresholdInMB: expected a number of at least 0"),
     ({"podResources": {"memoryLimit": "500MB"}}, 'memoryLimit: expected a quantity such as "500m", "2" or "4Gi"'),
     ({"podResources": {"cpuRequest": "-1"}}, "podResources.cpuRequest: expected a quantity"),
     ({"podResources": {"cpuRequest": "1e999999999"}}, "podResources.cpuRequest: expected a quantity"),
     (
         {"podResources": {"cpuRequest": "2", "cpuLimit": "1500m"}},
-        'podResources.cpuLimit: expected at least the request, 2, found the string "1500m"',
+        "podResources.cpuLimit: expected at least the request, 2",
     ),
     ({"podLabels": {"a": "x y"}}, "podLabels.a: expected a label value"),
     ({"podLabels": {"a/b/c": "x"}}, 'podLabels["a/b/c"]: expected a key such as'),
@@ -195,10 +175,7 @@ def test_an_invalid_value_leaves_the_other_keys_active(document: dict[str, Any],
 @pytest.mark.parametrize(
     ("keys", "paths"),
     [
-        (
-            {"exclude": {"rules": [{}, "x", {"patterns": ["!a", "b"]}]}},
-            ["exclude.rules[1]", "exclude.rules[2].patterns[0]"],
-        ),
+        ({"exclude": {"rules": [{}, "x", {"patterns": ["!a"]}]}}, ["exclude.rules[1]", "exclude.rules[2].patterns[0]"]),
         (
             {"retry": {"perKind": {f"X{n}": {"maxRetries": -1} for n in range(9)}}},
             [f"retry.perKind.X{n}{key}" for n in range(9) for key in ("", ".maxRetries")],
@@ -237,25 +214,18 @@ def test_a_selector_selects_as_kubernetes_does(selector: object, labels: dict[st
 
 
 _UNKNOWN = "{}: unknown key; ignored (did you mean {}?)"
+_CACHE = {"storageClass": "a"}
+_ONCE = {"readWriteOncePod": True, "readOnly": True}
 _NOTES = [
     ({"priorityClass": "x"}, _UNKNOWN.format("priorityClass", "priorityClassName")),
     ({"loadConcurrency": {"globalConf": 3}}, _UNKNOWN.format("loadConcurrency.globalConf", "globalConfig")),
     ({"zzz": 1}, "zzz: unknown key; ignored"),
     ({"prepareQueueLength": 10}, _UNKNOWN.format("prepareQueueLength", "loadConcurrency.prepareQueueLength")),
-    (
-        {"cachePVC": {"storageClass": "a", "thresholdInGB": 1}},
-        _UNKNOWN.format("cachePVC.thresholdInGB", "residentThresholdInMB"),
-    ),
+    ({"cachePVC": _CACHE | {"thresholdInGB": 1}}, _UNKNOWN.format("cachePVC.thresholdInGB", "residentThresholdInMB")),
     ({"loadconcurrency": {}}, "loadconcurrency: read as loadConcurrency (keys are case-sensitive elsewhere)"),
-    (
-        {"cachePVC": {"storageClass": "a"}, "cacheVolume": {}},
-        "cacheVolume: cachePVC is set as well; this one is ignored",
-    ),
+    ({"cachePVC": _CACHE, "cacheVolume": {}}, "cacheVolume: cachePVC is set as well; this one is ignored"),
     ({"backupPVC": {"a": {"spcNoRelabeling": True}}}, "backupPVC.a.spcNoRelabeling: has no effect without readOnly"),
-    (
-        {"backupPVC": {"a": {"readWriteOncePod": True, "readOnly": True}}},
-        "backupPVC.a.readWriteOncePod: has no effect with readOnly",
-    ),
+    ({"backupPVC": {"a": _ONCE}}, "backupPVC.a.readWriteOncePod: has no effect with readOnly"),
     ({"cachePVC": {"residentThresholdInMB": 1}}, "cachePVC: no cache volume without storageClass"),
     (
         {"loadAffinity": [{}, {"storageClass": "a"}, {}]},
