@@ -97,17 +97,19 @@ async def test_a_key_added_repeatedly_does_not_starve_others() -> None:
     assert worker.keys == ["busy", "a", "b", "busy"]
 
 
-async def test_a_requeued_key_is_handled_on_time() -> None:
+async def test_a_requeued_key_is_handled_on_time_and_not_brought_forward() -> None:
     queue, worker = new_queue(), Worker()
 
     async def later(key: str) -> Requeue | None:
-        return Requeue(5.0) if len(worker.began) < 3 else None
+        return Requeue(50.0) if len(worker.began) < 3 else None
 
     worker.then = later
     queue.add("a")
     async with running(queue.run(worker)):
-        await asyncio.sleep(100)
-    assert worker.times("a") == [0, 6, 12]
+        await asyncio.sleep(10)
+        queue.bring_forward()
+        await asyncio.sleep(1000)
+    assert worker.times("a") == [0, 51, 102]
 
 
 async def test_the_earliest_of_several_times_counts_also_if_it_is_set_during_another() -> None:
@@ -122,20 +124,30 @@ async def test_the_earliest_of_several_times_counts_also_if_it_is_set_during_ano
     assert worker.began == [("early", 6), ("a", 10), ("late", 50)]
 
 
-async def test_a_failing_key_is_retried_with_backoff_up_to_a_limit(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_key_is_retried_with_backoff_up_to_a_limit_until_it_succeeds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     queue, worker = new_queue(), Worker(seconds=0)
 
     worker.then = _fail
     queue.add("a")
     async with running(queue.run(worker)):
         await asyncio.sleep(3600)
-    times = worker.times("a")
+        times = worker.times("a")
+        worker.then = worker._nothing
+        await asyncio.sleep(310)
+        # The success has cleared the backoff.
+        worker.then, before = _fail, len(worker.began)
+        queue.add("a")
+        await asyncio.sleep(1.1)
+    first, second = worker.times("a")[before:]
+    assert 0.5 <= second - first <= 1.0
     waits = [after - before for before, after in itertools.pairwise(times)]
     assert 0.5 <= waits[0] <= 1.0
     assert all(before <= after * 2 for before, after in itertools.pairwise(waits))
     assert 150 <= waits[-1] <= 300.1
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == len(times)
+    assert len(warnings) == len(times) + 2
     assert "test: a failed, will retry in" in warnings[0].getMessage()
 
 
@@ -154,24 +166,6 @@ async def test_an_unexpected_error_is_logged_in_full_and_blocks_no_key(caplog: p
     assert "b" in worker.keys
     assert worker.keys.count("a") >= 2
     assert caplog.records[0].exc_info is not None
-
-
-async def test_success_clears_the_backoff() -> None:
-    queue, worker = new_queue(), Worker(seconds=0)
-
-    async def fail_mostly(key: str) -> None:
-        if len(worker.began) != 5:
-            raise ServerError("not yet")
-
-    worker.then = fail_mostly
-    queue.add("a")
-    async with running(queue.run(worker)):
-        await asyncio.sleep(60)
-        assert len(worker.began) == 5
-        queue.add("a")
-        await asyncio.sleep(1.1)
-    times = worker.times("a")
-    assert 0.5 <= times[6] - times[5] <= 1.0
 
 
 async def test_a_cancellation_from_outside_ends_no_worker() -> None:
@@ -224,21 +218,6 @@ async def test_a_key_that_always_fails_is_brought_forward_once_a_minute_at_most(
             queue.bring_forward()
             await asyncio.sleep(1)
         assert 8 <= len(worker.began) - before <= 11
-
-
-async def test_a_requeued_key_is_not_brought_forward() -> None:
-    queue, worker = new_queue(), Worker(seconds=0)
-
-    async def later(key: str) -> Requeue | None:
-        return Requeue(300)
-
-    worker.then = later
-    queue.add("a")
-    async with running(queue.run(worker)):
-        await asyncio.sleep(1)
-        queue.bring_forward()
-        await asyncio.sleep(100)
-    assert worker.times("a") == [0]
 
 
 @pytest.fixture
