@@ -199,26 +199,6 @@ async def test_volumes_of_a_configured_class_prefer_the_block_data_mover(
     assert (found.decision, found.datamover) == (AdmissionState.READY, preferred)
 
 
-@pytest.mark.parametrize(("fields", "fs_type"), [(',"fsType":"xfs"', "xfs"), ("", None)])
-async def test_the_file_system_that_a_restore_found_is_kept_for_its_volume(fields: str, fs_type: str | None) -> None:
-    """The server names one only if it knows the source's."""
-    kind, exposer = downloads(FakeExposer()), FakeExposer()
-    result = kind.parse_result(f'{{"target":{{"byPath":"/v","volumeMode":"Block"}}{fields}}}')
-    outcome = Outcome(Phase.COMPLETED, result=result, pv_name="pv-1")
-    status = {"phase": "Failed", "node": "node-b", "acceptedByNode": "node-a"}
-    transfer = data_download(status=status, annotations={OUTCOME_ANNOTATION: outcome.to_json()})
-    transfer["spec"]["targetVolume"]["fsType"] = "ext4"
-
-    await downloads(exposer).clean_up(kind.parse(transfer))
-
-    assert exposer.dropped == [KeptVolume("pv-1", "", fs_type=fs_type)]
-    (request,) = exposer.checked
-    assert isinstance(request, RestoreRequest)
-    assert request.fs_type == "ext4"
-    # Another agent may have taken the result over.
-    assert request.nodes == ("node-b", "node-a")
-
-
 def test_a_transfer_queues_for_its_volumes_namespace() -> None:
     assert uploads().queue_namespace(uploads().parse(data_upload())) == "app"
     assert downloads().queue_namespace(downloads().parse(data_download())) == "app3"
@@ -230,18 +210,27 @@ def test_a_result_of_the_other_kind_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "dropped"),
-    [(Phase.FAILED, [KeptVolume("pv-1", "Retain", provisioned=True)]), (Phase.COMPLETED, [])],
-    ids=["failed", "completed"],
+    ("phase", "fields", "fs_type"),
+    [(Phase.FAILED, ',"fsType":"xfs"', "xfs"), (Phase.FAILED, "", None), (Phase.COMPLETED, "", None)],
+    ids=["failed with a file system", "failed", "completed"],
 )
-async def test_the_kept_volume_is_dropped_unless_it_was_handed_over(phase: Phase, dropped: list[KeptVolume]) -> None:
-    result = downloads().parse_result('{"target":{"byPath":"/72bf","volumeMode":"Filesystem"},"totalBytes":50000000}')
-    kept = Outcome(Phase.COMPLETED, result=result, pv_name="pv-1", reclaim_policy="Retain", provisioned=True)
-    transfer = data_download(status={"phase": str(phase)}, annotations={OUTCOME_ANNOTATION: kept.to_json()})
+async def test_the_kept_volume_is_dropped_unless_it_was_handed_over(
+    phase: Phase, fields: str, fs_type: str | None
+) -> None:
+    """The server names a file system only if it knows the source's; another agent may have taken the result over."""
     exposer = FakeExposer()
     kind = downloads(exposer)
+    result = kind.parse_result(f'{{"target":{{"byPath":"/v","volumeMode":"Block"}}{fields}}}')
+    kept = Outcome(Phase.COMPLETED, result=result, pv_name="pv-1", reclaim_policy="Retain", provisioned=True)
+    status = {"phase": str(phase), "node": "node-b", "acceptedByNode": "node-a"}
+    transfer = data_download(status=status, annotations={OUTCOME_ANNOTATION: kept.to_json()})
+    transfer["spec"]["targetVolume"]["fsType"] = "ext4"
     assert await kind.clean_up(kind.parse(transfer)) is None
-    assert (exposer.dropped, exposer.cleaned) == (dropped, 1)
+    volume = KeptVolume("pv-1", "Retain", fs_type=fs_type, provisioned=True)
+    assert (exposer.dropped, exposer.cleaned) == ([volume] if phase is Phase.FAILED else [], 1)
+    (request,) = exposer.checked
+    assert isinstance(request, RestoreRequest)
+    assert (request.fs_type, request.nodes) == ("ext4", ("node-b", "node-a"))
 
 
 async def test_an_upload_whose_volume_is_not_the_snapshots_is_not_confirmed() -> None:
