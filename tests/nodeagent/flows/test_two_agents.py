@@ -79,6 +79,7 @@ async def test_two_agents_of_one_node_share_its_slots(kind: str) -> None:
 
 
 BY_VELERO = {"DataUpload": data_upload, "PodVolumeBackup": pod_volume_backup, "PodVolumeRestore": pod_volume_restore}
+BLOCK = {"datamover": "velero-block"}
 LEFT = {
     # Its source snapshot is deleted with the expose objects.
     "DataUpload": {"persistentvolumeclaims": ["data"]},
@@ -105,10 +106,13 @@ def put_pod_of_velero(world: World, transfer: JsonDict) -> None:
     ("phase", "labeled"),
     [("Accepted", True), ("Prepared", True), ("InProgress", True), ("Accepted", False), ("Prepared", False)],
 )
-@pytest.mark.parametrize("kind", BY_VELERO)
-async def test_a_transfer_whose_mover_of_velero_runs_here_completes(kind: str, phase: str, labeled: bool) -> None:
+@pytest.mark.parametrize(("kind", "changes"), [*((kind, {}) for kind in BY_VELERO), ("DataUpload", BLOCK)])
+async def test_a_transfer_whose_mover_of_velero_runs_here_completes(
+    kind: str, phase: str, labeled: bool, changes: JsonDict
+) -> None:
     """Also without the leader: no label names this node."""
     transfer = adopted(kind, phase)
+    transfer["spec"] |= changes
     if not labeled:
         transfer["metadata"]["labels"] = {}
         transfer["status"] |= {"acceptedByNode": "node-of-velero"} if kind == "DataUpload" else {}
@@ -133,16 +137,6 @@ async def test_the_pod_of_another_data_mover_is_no_reason_to_take_a_transfer_ove
             # Virtual time: more than the agent needs for every step.
             await asyncio.sleep(60)
     assert world.transfer() == before
-
-
-async def test_a_block_mover_that_veleros_agent_created_is_started() -> None:
-    transfer = adopted("DataUpload", "Accepted")
-    transfer["spec"]["datamover"] = "velero-block"
-    async with open_world(transfer, mover=Mover(seconds=3)) as world:
-        put_pod_of_velero(world, transfer)
-        async with world.agent():
-            await world.until(world.done, seconds=30)
-    assert world.phase() == "Completed"
 
 
 @pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Canceling"])
