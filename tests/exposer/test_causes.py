@@ -45,24 +45,15 @@ class Scene:
     def put_claim(self, volume: str = "", *, name: str = "b1", uid: str = "c") -> None:
         meta = {"namespace": "velero", "name": name, "uid": uid}
         spec = {"volumeName": volume} if volume else {}
-        self.kube.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec})
+        self.kube.put(PERSISTENT_VOLUME_CLAIMS.build(meta, spec=spec))
 
     def put_event(self, uid: str, reason: str, message: str, *, warning: bool = True, last: str = "12:00:00") -> None:
         """Record an Event that was first recorded at 12:00:00."""
         first = "2026-11-21T12:00:00Z"
-        self.kube.put(
-            {
-                "apiVersion": "v1",
-                "kind": "Event",
-                "metadata": {"namespace": "velero", "name": f"{uid}.{reason}", "creationTimestamp": first},
-                "involvedObject": {"uid": uid},
-                "type": "Warning" if warning else "Normal",
-                "reason": reason,
-                "message": message,
-                "firstTimestamp": first,
-                "lastTimestamp": f"2026-11-21T{last}Z",
-            }
-        )
+        meta = {"namespace": "velero", "name": f"{uid}.{reason}", "creationTimestamp": first}
+        fields = {"reason": reason, "message": message, "firstTimestamp": first}
+        fields |= {"type": "Warning" if warning else "Normal", "lastTimestamp": f"2026-11-21T{last}Z"}
+        self.kube.put(EVENTS.build(meta, involvedObject={"uid": uid}, **fields))
 
     async def explain_at(self, *seconds: float, **pod: Any) -> list[Pending | None]:
         """Explain the pod at each of these times."""
@@ -71,9 +62,9 @@ class Scene:
             found.append(await self.finder.explain(self.pod(**pod)))
         return found
 
-    async def inspect(self, *, by_block: bool) -> Exposed | Pending:
-        """Inspect the pod, which the scheduler has not placed, now."""
-        pod: Any = self.pod(conditions=[UNBOUND])
+    async def inspect(self, at: float = 0.0, *, by_block: bool) -> Exposed | Pending:
+        """Inspect the pod, which the scheduler has not placed."""
+        self.clock.seconds, pod = at, self.pod(conditions=[UNBOUND])
         return await self.finder.inspect(pod, by_block=by_block)
 
     @property
@@ -82,55 +73,68 @@ class Scene:
         return [request.path.rsplit("/", 1)[1] for request in self.kube.requests]
 
 
-async def test_no_query_for_a_pod_whose_status_has_the_cause() -> None:
+async def test_no_query_for_a_pod_whose_status_has_the_cause_nor_for_a_healthy_start() -> None:
     scene = Scene()
     found = await scene.explain_at(0.0, 10.0, conditions=[TAINT])
     assert [pending and pending.reason for pending in found] == ["Unschedulable"] * 2
+    await scene.explain_at(20.0, 22.9, node="a")
+    assert await scene.explain_at(23.0, node="a", phase="Running") == [None]
     assert scene.queries == []
 
 
-async def test_no_query_for_a_healthy_start() -> None:
-    scene = Scene()
-    await scene.explain_at(0.0, 2.9, node="a")
-    assert await scene.explain_at(3.0, node="a", phase="Running") == [None]
-    assert scene.queries == []
-
-
-async def test_a_warning_of_the_kubelet_is_reported_and_queried_at_intervals() -> None:
+async def test_a_warning_is_queried_at_intervals() -> None:
     scene = Scene()
     scene.put_claim("pv")
     scene.put_event("p", "FailedMount", "no such secret")
-    scene.put_event("other", "FailedMount", "of another pod")
-
     found = await scene.explain_at(0.0, 3.0, 4.0, 6.9, 7.0, node="a")
-
-    blocked = Pending(
-        "FailedMount", "Pod velero/b1 cannot start on node a yet: FailedMount: no such secret", blocked=True
-    )
-    assert found[1:] == [blocked] * 4
+    assert {pending and pending.reason for pending in found[1:]} == {"FailedMount"}
     assert scene.queries == ["b1", EVENTS.plural] * 2
 
 
-async def test_a_long_image_pull_is_reported_and_is_not_blocked() -> None:
+NOT_BOUND = "PersistentVolumeClaim velero/b1 of Pod velero/b1 is not bound"
+FULL = Pending("ProvisioningFailed", f"{NOT_BOUND}: ProvisioningFailed: the pool is full", blocked=True)
+MISSING = Pending("ClaimMissing", "PersistentVolumeClaim velero/b1 of Pod velero/b1 does not exist", blocked=True)
+POOL_IS_FULL = ("c", "ProvisioningFailed", "the pool is full")
+NO_MOUNT = ("p", "FailedMount", "timed out")
+
+
+@pytest.mark.parametrize(
+    ("volume", "events", "pod", "found"),
+    [
+        pytest.param(
+            "pv",
+            [NO_MOUNT, ("other", "FailedMount", "of another pod")],
+            {"node": "a"},
+            Pending("FailedMount", "Pod velero/b1 cannot start on node a yet: FailedMount: timed out", blocked=True),
+            id="the kubelet warns",
+        ),
+        pytest.param(
+            "pv",
+            [("p", "Pulling", 'Pulling image "x"')],
+            {"node": "a"},
+            Pending("ContainerCreating", 'Pod velero/b1 is starting on node a: Pulling: Pulling image "x"'),
+            id="a long image pull is not blocked",
+        ),
+        pytest.param("", [POOL_IS_FULL], {"conditions": [UNBOUND]}, FULL, id="the provisioner warns"),
+        pytest.param("", [POOL_IS_FULL], {}, FULL, id="the scheduler reports nothing"),
+        # A mover of a pod volume is bound to its node when it is created; its cache may not be provisioned.
+        pytest.param("", [POOL_IS_FULL, NO_MOUNT], {"node": "a"}, FULL, id="the pod was never scheduled"),
+        pytest.param("", [], {}, Pending("ClaimUnbound", NOT_BOUND), id="an unbound PVC without Events"),
+        pytest.param(None, [], {}, MISSING, id="a missing PVC", marks=pytest.mark.cause("claim-missing")),
+        pytest.param("pv", [], {}, Pending("Scheduling", "Pod velero/b1 is not scheduled yet"), id="all are bound"),
+    ],
+)
+async def test_the_cause_is_found_in_pvcs_and_events(
+    volume: str | None, events: list[tuple[str, str, str]], pod: dict[str, Any], found: Pending
+) -> None:
     scene = Scene()
-    scene.put_claim("pv")
-    scene.put_event("p", "Pulling", 'Pulling image "x"', warning=False)
-    found = await scene.explain_at(0.0, 3.0, node="a")
-    text = 'Pod velero/b1 is starting on node a: Pulling: Pulling image "x"'
-    assert found[1] == Pending("ContainerCreating", text)
-
-
-@pytest.mark.parametrize("conditions", [[UNBOUND], []], ids=["scheduler reports it", "scheduler reports nothing"])
-async def test_a_warning_of_the_provisioner_is_reported(conditions: list[JsonDict]) -> None:
-    scene = Scene()
-    scene.put_claim()
-    scene.put_event("c", "ProvisioningFailed", "the pool is full")
-
-    found = await scene.explain_at(0.0, 3.0, conditions=conditions)
-
-    text = "PersistentVolumeClaim velero/b1 of Pod velero/b1 is not bound: ProvisioningFailed: the pool is full"
-    assert found[1] == Pending("ProvisioningFailed", text, blocked=True)
-    assert scene.queries == ["b1", EVENTS.plural]
+    if volume is not None:
+        scene.put_claim(volume)
+    for uid, reason, message in events:
+        scene.put_event(uid, reason, message, warning=reason != "Pulling")
+    assert (await scene.explain_at(0.0, 3.0, **pod))[1] == found
+    assert scene.kube.requests[0].path == PERSISTENT_VOLUME_CLAIMS.path("velero", "b1")
+    assert len(scene.queries) <= 2
 
 
 NFS_TEXT = (
@@ -154,13 +158,9 @@ async def test_a_class_without_devices_is_named_within_ten_seconds(text: str) ->
     scene.put_claim()
     scene.put_event("c", "ProvisioningFailed", text)
     assert isinstance(await scene.inspect(by_block=True), Pending)
-    scene.clock.seconds = 5.0
-
     with pytest.raises(NoDeviceError, match=f"needs a volume of volumeMode Block, which is refused: .*{text}"):
-        await scene.inspect(by_block=True)
-
-    (claim,) = scene.kube.objects(PERSISTENT_VOLUME_CLAIMS)
-    assert is_refused(claim)
+        await scene.inspect(5.0, by_block=True)
+    assert is_refused(scene.kube.objects(PERSISTENT_VOLUME_CLAIMS)[0])
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,7 @@ async def test_another_refusal_of_a_provisioner_is_waited_for(text: str, *, by_b
     scene.put_claim()
     scene.put_event("c", "ProvisioningFailed", text)
     await scene.inspect(by_block=by_block)
-    scene.clock.seconds = 5.0
-    found = await scene.inspect(by_block=by_block)
+    found = await scene.inspect(5.0, by_block=by_block)
     assert isinstance(found, Pending)
     assert found.reason == "ProvisioningFailed"
 
@@ -188,32 +187,9 @@ async def test_a_refused_cache_is_not_taken_for_the_device() -> None:
     scene.put_claim(name="b1-cache", uid="cache")
     scene.put_event("cache", "ProvisioningFailed", "code = InvalidArgument desc = Volume capabilities not supported")
     await scene.inspect(by_block=True)
-    scene.clock.seconds = 5.0
-    found = await scene.inspect(by_block=True)
+    found = await scene.inspect(5.0, by_block=True)
     assert isinstance(found, Pending)
     assert found.message.startswith("PersistentVolumeClaim velero/b1-cache of Pod velero/b1 is not bound")
-
-
-async def test_an_unbound_pvc_without_events_is_named() -> None:
-    scene = Scene()
-    scene.put_claim()
-    found = await scene.explain_at(0.0, 3.0)
-    assert found[1] == Pending("ClaimUnbound", "PersistentVolumeClaim velero/b1 of Pod velero/b1 is not bound")
-
-
-@pytest.mark.cause("claim-missing")
-async def test_a_missing_pvc_is_blocked() -> None:
-    found = await Scene().explain_at(0.0, 3.0)
-    assert found[1] == Pending(
-        "ClaimMissing", "PersistentVolumeClaim velero/b1 of Pod velero/b1 does not exist", blocked=True
-    )
-
-
-async def test_a_pod_whose_pvcs_are_bound_is_pending_for_the_scheduler() -> None:
-    scene = Scene()
-    scene.put_claim("pv")
-    found = await scene.explain_at(0.0, 3.0)
-    assert found[1] == Pending("Scheduling", "Pod velero/b1 is not scheduled yet")
 
 
 async def test_a_previous_cause_does_not_apply_after_progress() -> None:
@@ -222,25 +198,9 @@ async def test_a_previous_cause_does_not_apply_after_progress() -> None:
     scene.put_event("c", "ProvisioningFailed", "the pool is full")
     await scene.explain_at(0.0, 3.0)
     scene.put_claim("pv")
-
     found = await scene.explain_at(4.0, 7.0, node="a")
-
     assert [pending and pending.reason for pending in found] == ["ContainerCreating"] * 2
     assert scene.queries == ["b1", EVENTS.plural, "b1", EVENTS.plural]
-
-
-async def test_an_unbound_pvc_of_a_pod_that_was_never_scheduled_is_reported() -> None:
-    """A mover of a pod volume is bound to its node when it is created; its cache may not be provisioned."""
-    scene = Scene()
-    scene.put_claim()
-    scene.put_event("c", "ProvisioningFailed", "the pool is full")
-    scene.put_event("p", "FailedMount", "timed out waiting for the condition")
-
-    found = await scene.explain_at(0.0, 3.0, node="a")
-
-    text = "PersistentVolumeClaim velero/b1 of Pod velero/b1 is not bound: ProvisioningFailed: the pool is full"
-    assert found[1] == Pending("ProvisioningFailed", text, blocked=True)
-    assert scene.queries == ["b1", EVENTS.plural]
 
 
 BACK_OFF = 'Back-off pulling image "x": ErrImagePull: dial tcp 10.97.0.1:5000: connect: connection refused'
@@ -256,20 +216,12 @@ async def test_an_image_that_is_being_pulled_again_does_not_time_out() -> None:
     pulling = await scene.explain_at(7.0, 8.0, node="a", containerStatuses=NO_IMAGE)
     scene.put_event("p", "Failed", "connection refused", last="12:00:40")
     failed = await scene.explain_at(12.0, node="a", containerStatuses=NO_IMAGE)
-
     operations = [[found.operation for found in each if found] for each in (failing, pulling, failed)]
     assert operations == [["image of Pod p"] * 2, [None, None], ["image of Pod p"]]
     assert {found and found.message for found in (*failing, *pulling, *failed)} == {
         f"image of Pod velero/b1 is not available on node a: ImagePullBackOff: {BACK_OFF}"
     }
     assert scene.queries == [EVENTS.plural] * 3
-
-
-async def test_an_image_whose_events_cannot_be_read_may_time_out() -> None:
-    scene = Scene()
-    scene.kube.fail_next("GET", EVENTS.plural, 403)
-    found = await scene.explain_at(0.0, 3.0, node="a", containerStatuses=NO_IMAGE)
-    assert [pending and pending.operation for pending in found] == ["image of Pod p"] * 2
 
 
 async def test_a_pod_pending_for_long_is_queried_as_soon_as_it_is_scheduled() -> None:
@@ -284,9 +236,13 @@ async def test_a_pod_pending_for_long_is_queried_as_soon_as_it_is_scheduled() ->
 async def test_a_failed_query_has_no_cause() -> None:
     scene = Scene()
     scene.put_claim("pv")
-    scene.kube.fail_next("GET", EVENTS.plural, 403)
+    scene.kube.fail_next("GET", EVENTS.plural, 403, times=2)
     found = await scene.explain_at(0.0, 3.0, node="a")
     assert found[1] == Pending("ContainerCreating", "Pod velero/b1 is starting on node a")
+    (found_image,) = await scene.explain_at(8.0, node="a", containerStatuses=NO_IMAGE)
+    assert found_image is not None
+    # It may time out.
+    assert found_image.operation == "image of Pod p"
 
 
 async def test_a_query_that_is_not_answered_delays_little() -> None:
@@ -334,11 +290,3 @@ async def test_pods_that_are_no_longer_checked_are_dropped() -> None:
     found = await scene.explain_at(400.0, 403.0, 407.0, node="a")
     assert len(found) == 3
     assert scene.queries == ["b1", EVENTS.plural] * 2
-
-
-async def test_pvcs_are_read_in_the_namespace_of_the_pod() -> None:
-    scene = Scene()
-    scene.put_claim()
-    await scene.explain_at(0.0, 3.0)
-    assert scene.kube.requests[0].path == PERSISTENT_VOLUME_CLAIMS.path("velero", "b1")
-    assert scene.kube.requests[1].query["fieldSelector"] == "involvedObject.uid=c"

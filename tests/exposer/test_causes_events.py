@@ -15,6 +15,10 @@ from tests.support.clock import NOON
 from tests.support.objects import JsonDict
 
 
+def blocked(reason: str, message: str) -> Pending:
+    return Pending(reason, message, blocked=True)
+
+
 def event(reason: str, message: str, second: int, *, warning: bool = True, by: str = "kubelet") -> JsonDict:
     """Return an Event of the older format, last seen at that second."""
     return {
@@ -49,24 +53,22 @@ PULLED = event("Pulled", "Successfully pulled image", 7, warning=False)
     ("events", "cause"),
     [
         pytest.param([], None, id="none"),
-        pytest.param([SCHEDULED], None, id="scheduled"),
         pytest.param([UNSCHEDULED, SCHEDULED], None, id="unscheduled before"),
-        pytest.param([SCHEDULED, MOUNT], Pending("FailedMount", NO_SECRET, blocked=True), id="mount"),
+        pytest.param([SCHEDULED, MOUNT], blocked("FailedMount", NO_SECRET), id="mount"),
         pytest.param(
             [SCHEDULED, ATTACH],
-            Pending("FailedAttachVolume", "Multi-Attach error for volume is used by another node", blocked=True),
+            blocked("FailedAttachVolume", "Multi-Attach error for volume is used by another node"),
             id="attach",
             marks=pytest.mark.cause("volume-not-attached"),
         ),
         pytest.param(
             [SCHEDULED, event("SuccessfulAttachVolume", "", 2, warning=False), MAP],
-            Pending("FailedMapVolume", "MapVolume.SetUpDevice failed: volume mode not supported", blocked=True),
+            blocked("FailedMapVolume", MAP["message"]),
             id="no device",
-            marks=pytest.mark.cause("volume-not-attached"),
         ),
         pytest.param(
             [SCHEDULED, MOUNT, event("SuccessfulAttachVolume", 'succeeded for volume "pvc-1"', 3, warning=False)],
-            Pending("FailedMount", NO_SECRET, blocked=True),
+            blocked("FailedMount", NO_SECRET),
             id="another volume attached since",
         ),
         pytest.param(
@@ -76,20 +78,20 @@ PULLED = event("Pulled", "Successfully pulled image", 7, warning=False)
         ),
         pytest.param(
             [SCHEDULED, SANDBOX, CHANGED],
-            Pending("FailedCreatePodSandBox", "failed to setup network for sandbox", blocked=True),
+            blocked("FailedCreatePodSandBox", SANDBOX["message"]),
             id="network",
             marks=pytest.mark.cause("pod-network"),
         ),
         pytest.param(
             [SCHEDULED, MOUNT, PULLING],
-            Pending("Pulling", 'Pulling image "mover:1"', blocked=False),
+            Pending("Pulling", 'Pulling image "mover:1"'),
             id="mounted since",
             marks=pytest.mark.cause("image-being-pulled"),
         ),
         pytest.param([SCHEDULED, MOUNT, PULLING, PULLED], None, id="progress since"),
         pytest.param(
             [SCHEDULED, event("Pulled", "", 2, warning=False), MOUNT],
-            Pending("FailedMount", NO_SECRET, blocked=True),
+            blocked("FailedMount", NO_SECRET),
             id="same second",
         ),
     ],
@@ -108,39 +110,20 @@ BEGINS = event("Provisioning", "External provisioner is provisioning volume", 3,
 FULL_TEXT = 'failed to provision volume with StorageClass "fast": rpc error: code = ResourceExhausted desc = no space'
 FULL = event("ProvisioningFailed", FULL_TEXT, 4, by=PROVISIONER)
 AGAIN = event("Provisioning", "External provisioner is provisioning volume", 9, warning=False, by=PROVISIONER)
+SERIES = {"lastObservedTime": "2026-11-21T12:01:00.5Z"}
+SLOW = AGAIN | {"reason": "ProvisioningSlow", "type": "Warning", "series": SERIES}
 
 
 @pytest.mark.parametrize(
     ("events", "cause"),
     [
         pytest.param([], None, id="none"),
-        pytest.param([WAITS], Pending("ExternalProvisioning", WAITS["message"], blocked=False), id="no provisioner"),
-        pytest.param(
-            [NO_CLASS, WAITS], Pending("ProvisioningFailed", NO_CLASS["message"], blocked=True), id="no class"
-        ),
-        pytest.param(
-            [NO_CLASS, BEGINS], Pending("Provisioning", BEGINS["message"], blocked=False), id="class created since"
-        ),
-        pytest.param([BEGINS, FULL, AGAIN], Pending("ProvisioningFailed", FULL_TEXT, blocked=True), id="tried again"),
-        pytest.param(
-            [{"type": "Warning", "reason": "ProvisioningFailed"}],
-            Pending("ProvisioningFailed", "", blocked=True),
-            id="no message and no time",
-        ),
-        pytest.param(
-            [
-                BEGINS,
-                FULL,
-                AGAIN
-                | {
-                    "reason": "ProvisioningSlow",
-                    "type": "Warning",
-                    "series": {"lastObservedTime": "2026-11-21T12:01:00.5Z"},
-                },
-            ],
-            Pending("ProvisioningSlow", AGAIN["message"], blocked=True),
-            id="a series",
-        ),
+        pytest.param([WAITS], Pending("ExternalProvisioning", WAITS["message"]), id="no provisioner"),
+        pytest.param([NO_CLASS, WAITS], blocked("ProvisioningFailed", NO_CLASS["message"]), id="no class"),
+        pytest.param([NO_CLASS, BEGINS], Pending("Provisioning", BEGINS["message"]), id="class created since"),
+        pytest.param([BEGINS, FULL, AGAIN], blocked("ProvisioningFailed", FULL_TEXT), id="tried again"),
+        pytest.param([{"type": "Warning", "reason": "x"}], blocked("x", ""), id="no message and no time"),
+        pytest.param([BEGINS, FULL, SLOW], blocked("ProvisioningSlow", AGAIN["message"]), id="a series"),
     ],
 )
 def test_the_last_warning_of_a_pvc_applies_until_its_provisioner_starts(

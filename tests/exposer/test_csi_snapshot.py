@@ -1,5 +1,6 @@
-"""Expose and cleanup of CSI snapshots."""
+"""Expose, withdrawal and cleanup of CSI snapshots; objects of a finished transfer are not left behind."""
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -16,14 +17,21 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.types import NodeRequirement
+from core.models.base import parse_time
 from core.models.names import OWNER_UID_LABEL
+from core.models.phases import Interruption, InterruptionCause
+from exposer.causes import CauseFinder
+from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.manifests import SOURCE_ANNOTATION
-from exposer.model import Exposed, Pending
+from exposer.model import NotOwnerError, Pending
 from exposer.settings import BackupPVCSettings, PlacementRule, PlacementRules
 from tests.exposer.support.cuts import CUTS, Cut, cut_short, interruptions
 from tests.exposer.support.inputs import snapshot_request, template
-from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
-from tests.exposer.support.world import World, no_guard
+from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene, RestoreScene
+from tests.exposer.support.steps import AnyScene, GuardAt, check, clean_up, ensure, expose
+from tests.exposer.support.steps import assert_clean as assert_clean_restore
+from tests.exposer.support.world import World
+from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.objects import JsonDict
 
 BYSTANDERS = {
@@ -39,19 +47,8 @@ EXPOSE_OBJECTS = {
 }
 
 
-async def expose(scene: BackupScene, transport: Cut | None = None) -> Exposed:
-    exposer = scene.exposer(transport)
-    return await scene.world.until_exposed(lambda: exposer.ensure(scene.request, no_guard))
-
-
-async def clean_up(scene: BackupScene, transport: Cut | None = None) -> None:
-    exposer = scene.exposer(transport)
-    await scene.world.until_none(lambda: exposer.clean_up(scene.request))
-
-
 def only(scene: BackupScene, resource: Resource, name: str = "b1-q9txn") -> JsonDict:
-    found: JsonDict = next(o for o in scene.world.kube.objects(resource) if o["metadata"]["name"] == name)
-    return found
+    return scene.world.find(resource, name)
 
 
 def assert_exposed(scene: BackupScene) -> None:
@@ -72,16 +69,14 @@ def assert_clean(scene: BackupScene) -> None:
 
 async def test_a_snapshot_is_handed_over_and_exposed() -> None:
     scene = BackupScene()
-
     exposed = await expose(scene)
-
     assert_exposed(scene)
     assert exposed.pod["status"]["phase"] == "Running"
     claim = only(scene, PERSISTENT_VOLUME_CLAIMS)
     assert claim["spec"]["resources"]["requests"]["storage"] == "2Gi"
     assert claim["spec"]["dataSource"]["name"] == "b1-q9txn"
     assert only(scene, VOLUME_SNAPSHOT_CONTENTS)["spec"]["source"] == {"snapshotHandle": HANDLE}
-    assert all(only(scene, r)["metadata"]["labels"][OWNER_UID_LABEL] == scene.request.owner.uid for r in (PODS,))
+    assert only(scene, PODS)["metadata"]["labels"][OWNER_UID_LABEL] == scene.request.owner.uid
 
 
 async def test_cleanup_keeps_the_next_snapshot_of_the_same_name() -> None:
@@ -90,16 +85,10 @@ async def test_cleanup_keeps_the_next_snapshot_of_the_same_name() -> None:
     requested_at = scene.request.requested_at
     assert requested_at is not None
     await expose(scene)
-    scene.world.put(
-        VOLUME_SNAPSHOTS,
-        "velero-data-lwkc4",
-        namespace="app",
-        creationTimestamp=(requested_at + timedelta(seconds=1)).isoformat(),
-        spec={"source": {"persistentVolumeClaimName": "data"}},
-    )
-
+    stamp = (requested_at + timedelta(seconds=1)).isoformat()
+    spec = {"source": {"persistentVolumeClaimName": "data"}}
+    scene.world.put(VOLUME_SNAPSHOTS, "velero-data-lwkc4", namespace="app", creationTimestamp=stamp, spec=spec)
     await clean_up(scene)
-
     assert scene.world.names() == BYSTANDERS | {"VolumeSnapshot app/velero-data-lwkc4"}
 
 
@@ -107,11 +96,8 @@ async def test_cleanup_keeps_the_next_snapshot_of_the_same_name() -> None:
 async def test_cleanup_works_without_the_recorded_source(written: str | None) -> None:
     scene = BackupScene()
     await expose(scene)
-    note = {"metadata": {"annotations": {SOURCE_ANNOTATION: written}}}
-    await scene.world.client.patch(VOLUME_SNAPSHOT_CONTENTS, "", "b1-q9txn", note)
-
+    await scene.world.patch(VOLUME_SNAPSHOT_CONTENTS, "b1-q9txn", annotations={SOURCE_ANNOTATION: written})
     await clean_up(scene)
-
     assert_clean(scene)
 
 
@@ -123,13 +109,6 @@ async def test_an_expose_interrupted_at_any_request_continues(applied: bool) -> 
 
 
 @CUTS
-async def test_an_expose_interrupted_at_any_request_is_cleaned_up(applied: bool) -> None:
-    async for scene in interruptions(BackupScene, expose, applied=applied, least=15):
-        await clean_up(scene)
-        assert_clean(scene)
-
-
-@CUTS
 async def test_a_cleanup_interrupted_at_any_request_continues(applied: bool) -> None:
     retained = partial(BackupScene, reclaim="Retain")
     async for scene in interruptions(retained, clean_up, applied=applied, least=20, prepare=expose):
@@ -138,11 +117,8 @@ async def test_a_cleanup_interrupted_at_any_request_continues(applied: bool) -> 
 
 
 async def test_a_snapshot_that_is_not_ready_is_pending() -> None:
-    scene = BackupScene(ready=False)
-
-    assert await scene.exposer().ensure(scene.request, no_guard) == Pending(
-        "SnapshotNotReady", "VolumeSnapshot app/velero-data-lwkc4 is not ready yet"
-    )
+    scene, text = BackupScene(ready=False), "VolumeSnapshot app/velero-data-lwkc4 is not ready yet"
+    assert await ensure(scene) == Pending("SnapshotNotReady", text)
     assert EXPOSE_OBJECTS.isdisjoint(scene.world.names())
 
 
@@ -155,16 +131,13 @@ async def test_the_error_of_the_content_is_the_reason_if_the_snapshot_reports_no
     Once the storage has taken the snapshot, the content is not read: that may be for hours.
     """
     scene = BackupScene(ready=False)
-    status: JsonDict = {"status": {"boundVolumeSnapshotContentName": SOURCE_CONTENT}}
-    status["status"] |= {"creationTime": "2026-11-21T12:00:00Z"} if taken else {}
-    await scene.world.client.patch(VOLUME_SNAPSHOTS, "app", "velero-data-lwkc4", status)
-    error: JsonDict = {"status": {"error": {"message": "rpc error:\n quota exceeded"}}}
-    reference: JsonDict = {} if own else {"spec": {"volumeSnapshotRef": {"name": "other"}}}
-    await scene.world.client.patch(VOLUME_SNAPSHOT_CONTENTS, "", SOURCE_CONTENT, error | reference)
-
-    found = await scene.exposer().ensure(scene.request, no_guard)
-
-    assert isinstance(found, Pending)
+    status = {"boundVolumeSnapshotContentName": SOURCE_CONTENT}
+    status |= {"creationTime": "2026-11-21T12:00:00Z"} if taken else {}
+    await scene.world.patch(VOLUME_SNAPSHOTS, "app/velero-data-lwkc4", status=status)
+    reference: JsonDict = {} if own else {"volumeSnapshotRef": {"name": "other"}}
+    error = {"error": {"message": "rpc error:\n quota exceeded"}}
+    await scene.world.patch(VOLUME_SNAPSHOT_CONTENTS, SOURCE_CONTENT, status=error, spec=reference)
+    found = await ensure(scene)
     place = "VolumeSnapshot app/velero-data-lwkc4 is not ready"
     assert found.message == (f"{place}: rpc error: quota exceeded" if own and not taken else f"{place} yet")
 
@@ -179,23 +152,19 @@ async def test_the_error_of_the_content_is_the_reason_if_the_snapshot_reports_no
     ids=["snapshot", "content", "claim"],
 )
 async def test_a_missing_source_fails_the_expose(resource: Resource, namespace: str, name: str) -> None:
-    scene = BackupScene()
-    obj = only(scene, resource, name)
-    await scene.world.client.patch(resource, namespace, name, {"metadata": {"finalizers": None}})
-    await scene.world.client.delete(resource, namespace, name, uid=obj["metadata"]["uid"])
-
-    exposer, client = scene.exposer(), scene.world.client
-    for step in (exposer.check(scene.request, client), exposer.ensure(scene.request, no_guard)):
+    scene, place = BackupScene(), f"{namespace}/{name}"
+    await scene.world.patch(resource, place, finalizers=None)
+    await scene.world.delete(resource, place)
+    for step in (check, ensure):
         with pytest.raises(ExposeError, match=rf"{resource.kind} .*{name} does not exist"):
-            await step
+            await step(scene)
 
 
 async def test_a_ready_source_passes_the_check_before_and_after_it_was_taken_over() -> None:
     scene = BackupScene()
-
-    assert await scene.exposer().check(scene.request, scene.world.client) is None
+    assert await check(scene) is None
     await expose(scene)
-    assert await scene.exposer().check(scene.request, scene.world.client) is None
+    assert await check(scene) is None
 
 
 @pytest.mark.parametrize(
@@ -206,48 +175,21 @@ async def test_another_owners_object_of_the_name_is_reported_and_kept(resource: 
     namespace = {"namespace": "velero"} if resource.namespaced else {}
     source = {"source": {"volumeSnapshotContentName": "none"}, "volumeSnapshotRef": {}}
     scene.world.put(resource, "b1-q9txn", **namespace, uid="foreign", spec={"storageClassName": "none"} | source)
-
     with pytest.raises(ExposeError, match=f"{resource.kind} .*b1-q9txn already exists"):
         await expose(scene)
     await clean_up(scene)
-
     assert only(scene, resource)["metadata"]["uid"] == "foreign"
-
-
-async def test_an_object_of_an_earlier_transfer_is_pending() -> None:
-    scene = BackupScene()
-    spec = {"storageClassName": "none"}
-    labels = {OWNER_UID_LABEL: "earlier"}
-    scene.world.put(PERSISTENT_VOLUME_CLAIMS, "b1-q9txn", namespace="velero", labels=labels, spec=spec)
-
-    for _ in range(5):
-        found = await scene.exposer().ensure(scene.request, no_guard)
-        await scene.world.settle()
-
-    assert isinstance(found, Pending)
-    assert found.reason == "NameTaken"
-    await scene.world.client.delete(PERSISTENT_VOLUME_CLAIMS, "velero", "b1-q9txn")
-    await scene.world.settle()
-    await expose(scene)
 
 
 @pytest.mark.parametrize("read_only", [True, False])
 async def test_a_pod_matches_its_pvc_when_the_configuration_changes_in_between(read_only: bool) -> None:
     """A ReadOnlyMany PVC can only be mounted read-only."""
     scene = BackupScene()
-    settings = BackupPVCSettings(read_only=read_only)
-    scene.request = snapshot_request(backup_pvcs={"hostpath": settings})
-    cut = Cut(scene.world.kube)
-    await expose(scene, cut)
-    position = cut.calls.index("POST /api/v1/namespaces/velero/pods") + 1
-
-    scene = BackupScene()
-    scene.request = snapshot_request(backup_pvcs={"hostpath": settings})
-    assert await cut_short(expose(scene, Cut(scene.world.kube, position)))
+    scene.request = snapshot_request(backup_pvcs={"hostpath": BackupPVCSettings(read_only=read_only)})
+    scene.world.kube.fail_next("POST", "/pods", "lost")
+    assert await cut_short(expose(scene))
     scene.request = snapshot_request(backup_pvcs={"hostpath": BackupPVCSettings(read_only=not read_only)})
-    exposed = await expose(scene)
-
-    pod = exposed.pod["spec"]
+    pod = (await expose(scene)).pod["spec"]
     assert pod["volumes"][0]["persistentVolumeClaim"].get("readOnly", False) is read_only
     assert pod["containers"][0]["volumeMounts"][-1].get("readOnly", False) is read_only
 
@@ -255,14 +197,10 @@ async def test_a_pod_matches_its_pvc_when_the_configuration_changes_in_between(r
 async def test_a_backup_runs_where_rules_and_the_sources_zone_match() -> None:
     scene = BackupScene(binding="WaitForFirstConsumer")
     zone, pool = (NodeRequirement(key=key, operator="In", values=["a"]) for key in ("zone", "pool"))
-    terms = [{"matchExpressions": [zone]}]
-    spec = {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}
-    scene.world.put(PERSISTENT_VOLUMES, "pvc-source", spec=spec)
+    required = {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}
+    scene.world.put(PERSISTENT_VOLUMES, "pvc-source", spec={"nodeAffinity": {"required": required}})
     scene.request = snapshot_request(nodes=PlacementRules((PlacementRule((pool,)),)))
-
-    exposed = await expose(scene)
-
-    affinity = exposed.pod["spec"]["affinity"]["nodeAffinity"]
+    affinity = (await expose(scene)).pod["spec"]["affinity"]["nodeAffinity"]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term["matchExpressions"][:2] == [zone, pool]
 
@@ -272,25 +210,16 @@ async def test_the_volume_is_deleted_before_the_snapshot() -> None:
     scene = BackupScene()
     await expose(scene)
     volume = only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]["volumeName"]
-    messages: list[str] = []
-
-    async def step() -> Pending | None:
-        found = await scene.exposer().clean_up(scene.request)
-        if found is not None:
-            messages.append(found.message)
-        return found
-
     scene.world.reclaims = False
-    failed: JsonDict = {"status": {"phase": "Failed", "message": "it is\nin use"}}
-    await scene.world.client.patch(PERSISTENT_VOLUMES, "", volume, failed)
+    await scene.world.patch(PERSISTENT_VOLUMES, volume, status={"phase": "Failed", "message": "it is\nin use"})
     for _ in range(4):
-        await step()
+        found = await scene.exposer().clean_up(scene.request)
         await scene.world.settle()
     left = scene.world.names()
     scene.world.reclaims = True
-    await scene.world.until_none(step)
-
-    assert messages[3] == f"PersistentVolume {volume} of the snapshot is being deleted: it is in use"
+    await clean_up(scene)
+    text = f"PersistentVolume {volume} of the snapshot is being deleted: it is in use"
+    assert found == Pending("CleaningUp", text)
     assert {"VolumeSnapshot velero/b1-q9txn", f"PersistentVolume /{volume}"} <= left
     assert_clean(scene)
 
@@ -301,12 +230,10 @@ async def test_a_source_content_that_stays_is_named_with_its_reason() -> None:
     await expose(scene)
     content["status"]["error"] = {"message": "the driver\nrefuses"}
     scene.world.kube.put(content)
-    await scene.world.client.delete(VOLUME_SNAPSHOT_CONTENTS, "", SOURCE_CONTENT)
-
+    await scene.world.delete(VOLUME_SNAPSHOT_CONTENTS, SOURCE_CONTENT)
     for _ in range(10):
         pending = await scene.exposer().clean_up(scene.request)
         await scene.world.settle()
-
     assert pending is not None
     place, (finalizer,) = f"VolumeSnapshotContent {SOURCE_CONTENT}", content["metadata"]["finalizers"]
     assert pending.message == f"{place} is being deleted (finalizers: {finalizer}): the driver refuses"
@@ -317,8 +244,108 @@ async def test_a_check_sends_no_request_beside_its_reader() -> None:
     scene = BackupScene()
     scene.request = snapshot_request(template=replace(template(), windows=True))
     client, reader = Cut(scene.world.kube), Cut(scene.world.kube)
-
     assert await scene.exposer(client).check(scene.request, World.client_over(reader)) is None
-
     assert not client.calls
     assert any(call.endswith("/volumeattachments") for call in reader.calls)
+
+
+GUARDED = [*["from the cache"] * 2, *["with a read"] * 2, *["from the cache"] * 2, "with a read"]
+"""Content and snapshot, handover in two runs; PVC and pod."""
+
+
+@pytest.mark.parametrize(
+    ("build", "at"), [*((BackupScene, at + 1) for at in range(len(GUARDED))), *((RestoreScene, at) for at in (1, 2, 3))]
+)
+async def test_objects_of_a_finished_transfer_are_deleted(build: type[AnyScene], at: int) -> None:
+    scene = build()
+    with pytest.raises(NotOwnerError):
+        await expose(scene, guard=GuardAt(at, ended=True))
+    await scene.world.settle()
+    if isinstance(scene, RestoreScene):
+        assert_clean_restore(scene)
+    else:
+        assert EXPOSE_OBJECTS.isdisjoint(scene.world.names())
+
+
+@pytest.mark.parametrize("at", range(1, len(GUARDED) + 1))
+async def test_another_agent_continues_with_the_objects(at: int) -> None:
+    scene = BackupScene()
+    with pytest.raises(NotOwnerError):
+        await expose(scene, guard=GuardAt(at, ended=False))
+    await expose(scene)
+    assert_exposed(scene)
+
+
+async def test_the_guard_is_called_before_each_write_and_with_a_read_before_each_deletion() -> None:
+    guard = GuardAt(99, ended=True)
+    await expose(BackupScene(), guard=guard)
+    assert guard.calls == GUARDED
+
+
+_AT = parse_time("2026-11-21T12:00:00Z")
+
+
+def grace_of_deleted_pods(scene: BackupScene) -> list[int | None]:
+    deletions = [one for one in scene.world.kube.requests if one.method == "DELETE" and "/pods/" in one.path]
+    return [json.loads(one.body or b"").get("gracePeriodSeconds") for one in deletions]
+
+
+async def withdraw(scene: BackupScene, interruption: Interruption) -> None:
+    await scene.world.until_none(lambda: scene.exposer().withdraw(scene.request, interruption))
+
+
+@pytest.mark.parametrize(
+    ("cause", "terminated", "forced", "same"),
+    [
+        pytest.param(InterruptionCause.KILLED, True, False, True, id="only the mover ended"),
+        pytest.param(InterruptionCause.EVICTED, True, False, False, id="it was evicted"),
+        pytest.param(InterruptionCause.NODE_LOST, False, True, False, id="its node is lost"),
+    ],
+)
+async def test_a_backup_is_withdrawn_and_exposed_again(
+    cause: InterruptionCause, terminated: bool, forced: bool, same: bool
+) -> None:
+    scene = BackupScene()
+    await expose(scene)
+    claim = only(scene, PERSISTENT_VOLUME_CLAIMS)
+    await withdraw(scene, Interruption(at=_AT, cause=cause, terminated=terminated))
+    assert scene.world.kube.objects(PODS) == []
+    assert grace_of_deleted_pods(scene) == [0 if forced else None]
+    left = [one["metadata"]["uid"] for one in scene.world.kube.objects(PERSISTENT_VOLUME_CLAIMS)]
+    assert (claim["metadata"]["uid"] in left) is same
+    await expose(scene)
+    await scene.world.settle()
+    assert_exposed(scene)
+
+
+async def test_a_pod_that_its_kubelet_does_not_end_holds_no_backup() -> None:
+    scene, clock = BackupScene(), HandClock()
+    exposer = CSISnapshotExposer(scene.world.client, CauseFinder(scene.world.client, clock))
+    await expose(scene)
+    pod = only(scene, PODS)
+    await scene.world.delete(PODS, "velero/b1-q9txn")
+    for clock.seconds in (0.0, 119.0, 120.0):
+        assert isinstance(await exposer.ensure(scene.request, GuardAt(99, ended=False)), Pending)
+    assert grace_of_deleted_pods(scene) == [None, 0]
+    await expose(scene)
+    assert pod["metadata"]["uid"] != only(scene, PODS)["metadata"]["uid"]
+
+
+async def test_the_snapshot_is_deleted_after_the_volumes_of_all_attempts() -> None:
+    """A volume can be deleted only once it is detached from the lost node."""
+    scene = BackupScene()
+    await expose(scene)
+    scene.world.reclaims = False
+    await withdraw(scene, Interruption(at=_AT, cause=InterruptionCause.NODE_LOST, terminated=False))
+    await expose(scene)
+    await scene.world.settle()
+    (first, second) = [one["metadata"]["name"] for one in scene.world.kube.objects(PERSISTENT_VOLUMES)]
+    for _ in range(3):
+        pending = await scene.exposer().clean_up(scene.request)
+        await scene.world.settle()
+    assert pending == Pending("CleaningUp", f"PersistentVolume {first} of the snapshot is being deleted")
+    assert scene.world.violations == []
+    assert second in scene.world.disks
+    scene.world.reclaims = True
+    await clean_up(scene)
+    assert_clean(scene)

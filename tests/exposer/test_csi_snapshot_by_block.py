@@ -13,10 +13,9 @@ from core.kube.resources import (
 )
 from datamover.arguments import PodOptions, parse_arguments
 from exposer.manifests import parse_source_annotation
-from exposer.model import Exposed
 from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
-from tests.exposer.support.world import no_guard
-from tests.exposer.test_csi_snapshot import assert_clean, assert_exposed, clean_up, expose, only
+from tests.exposer.support.steps import clean_up, expose
+from tests.exposer.test_csi_snapshot import assert_clean, assert_exposed, only
 
 _SPEC = {"address": "csi-snapshot-metadata.storage:6443", "audience": "driver", "caCert": "UEVN"}
 _SERVICE = SnapshotMetadata(address="csi-snapshot-metadata.storage:6443", ca_cert="UEVN")
@@ -37,9 +36,7 @@ def _scene(*, by_block: bool = True) -> BackupScene:
 
 async def _expose(scene: BackupScene) -> tuple[TrackedSnapshot | None, bool]:
     """Return what the mover reads from its arguments, and whether it has a token."""
-    exposer = scene.exposer()
-    exposed: Exposed = await scene.world.until_exposed(lambda: exposer.ensure(scene.request, no_guard))
-    spec = exposed.pod["spec"]
+    spec = (await expose(scene)).pod["spec"]
     (container,) = spec["containers"]
     options = parse_arguments(container["args"], {})
     assert isinstance(options, PodOptions)
@@ -61,13 +58,11 @@ async def test_a_volume_of_either_mode_is_exposed_as_a_device(
     """The provisioner must be told if the mode may change."""
     scene = BackupScene(mode=mode)
     scene.request = replace(scene.request, by_block=by_block)
-
-    exposed = await expose(scene)
-
+    (container,) = (await expose(scene)).pod["spec"]["containers"]
     assert_exposed(scene)
     assert only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]["volumeMode"] == "Block"
-    assert "--volume-mode=Block" in exposed.pod["spec"]["containers"][0]["args"]
-    assert "volumeDevices" in exposed.pod["spec"]["containers"][0]
+    assert "--volume-mode=Block" in container["args"]
+    assert "volumeDevices" in container
     content = only(scene, VOLUME_SNAPSHOT_CONTENTS)
     key = "snapshot.storage.kubernetes.io/allow-volume-mode-change"
     assert content["metadata"]["annotations"].get(key) == annotation
@@ -90,14 +85,13 @@ async def test_a_driver_without_the_service_is_known_by_its_handles(forbidden: b
     if forbidden:
         scene.world.kube.fail_next("GET", "/snapshotmetadataservices/", 403)
     else:
-        await scene.world.client.delete(SNAPSHOT_METADATA_SERVICES, "", "hostpath.csi.k8s.io")
+        await scene.world.delete(SNAPSHOT_METADATA_SERVICES, "hostpath.csi.k8s.io")
     assert await _expose(scene) == (TrackedSnapshot(HANDLE, "pvc-source", "b1-q9txn"), False)
 
 
 async def test_a_snapshot_of_no_known_volume_is_not_tracked() -> None:
     scene = _scene()
-    unknown = {"spec": {"source": {"volumeHandle": None}}}
-    await scene.world.client.patch(VOLUME_SNAPSHOT_CONTENTS, "", SOURCE_CONTENT, unknown)
+    await scene.world.patch(VOLUME_SNAPSHOT_CONTENTS, SOURCE_CONTENT, spec={"source": {"volumeHandle": None}})
     assert await _expose(scene) == (None, False)
 
 
@@ -117,6 +111,5 @@ async def test_a_snapshot_of_no_known_volume_is_not_tracked() -> None:
 )
 async def test_vsphere_has_names_of_its_own(annotations: dict[str, str], tracked: TrackedSnapshot | None) -> None:
     scene = _scene()
-    patch = {"metadata": {"annotations": annotations}}
-    await scene.world.client.patch(VOLUME_SNAPSHOTS, "app", "velero-data-lwkc4", patch)
+    await scene.world.patch(VOLUME_SNAPSHOTS, "app/velero-data-lwkc4", annotations=annotations)
     assert await _expose(scene) == (tracked, tracked is not None)

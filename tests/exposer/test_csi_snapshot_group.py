@@ -7,23 +7,17 @@ from core.kube.resources import VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from exposer.model import Exposed, Pending
 from tests.exposer.support.cuts import CUTS, interruptions
 from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
-from tests.exposer.support.world import no_guard
-from tests.exposer.test_csi_snapshot import (
-    BYSTANDERS,
-    assert_clean,
-    assert_exposed,
-    clean_up,
-    expose,
-    only,
-)
+from tests.exposer.support.steps import clean_up, ensure, expose
+from tests.exposer.test_csi_snapshot import BYSTANDERS, assert_clean, assert_exposed, only
 
 
-def _in_group(scene: BackupScene) -> None:
-    """Let the source be a member of a group as a Velero server leaves it: the group's own objects are gone.
+def _in_group() -> BackupScene:
+    """Return a scene whose source is in a group, as a Velero server leaves it: the group's own objects are gone.
 
     Source: external-snapshotter v8.6.0, buildVolumeSnapshotContentSpecForGroupSnapshot; Velero main,
     pkg/backup/actions/csi/pvc_action.go (updateVGSCreatedVS).
     """
+    scene = BackupScene()
     scene.world.groups[HANDLE] = "group-1"
     content = only(scene, VOLUME_SNAPSHOT_CONTENTS, SOURCE_CONTENT)
     meta = {"annotations": {"groupsnapshot.storage.k8s.io/volumeGroupSnapshotHandle": "group-1"}}
@@ -35,16 +29,15 @@ def _in_group(scene: BackupScene) -> None:
     scene.world.kube.put(
         snapshot | {"spec": {"source": {"volumeSnapshotContentName": SOURCE_CONTENT}}, "status": named}
     )
+    return scene
 
 
 async def test_a_member_that_is_deleted_only_with_its_group_is_exposed_and_reported() -> None:
-    scene = BackupScene()
-    _in_group(scene)
+    scene = _in_group()
     said: list[str] = []
-    exposer = scene.exposer()
 
     async def step() -> Exposed | Pending:
-        found = await exposer.ensure(scene.request, no_guard)
+        found: Exposed | Pending = await ensure(scene)
         if isinstance(found, Pending) and found.blocked:
             said.append(found.message)
         return found
@@ -60,8 +53,7 @@ async def test_a_member_that_is_deleted_only_with_its_group_is_exposed_and_repor
 
 
 async def test_a_member_of_a_group_that_the_driver_deletes_alone_is_deleted() -> None:
-    scene = BackupScene()
-    _in_group(scene)
+    scene = _in_group()
     scene.world.groups.clear()
     await expose(scene)
     content = only(scene, VOLUME_SNAPSHOT_CONTENTS)
@@ -73,8 +65,7 @@ async def test_a_member_of_a_group_that_the_driver_deletes_alone_is_deleted() ->
 
 
 async def test_a_member_that_its_driver_refuses_to_delete_is_kept_and_reported_after_the_operation_timeout() -> None:
-    scene = BackupScene()
-    _in_group(scene)
+    scene = _in_group()
     scene.world.lists = False
     await expose(scene)
     exposer = scene.exposer()
@@ -83,10 +74,8 @@ async def test_a_member_that_its_driver_refuses_to_delete_is_kept_and_reported_a
         await scene.world.settle()
     assert found is not None
     assert found.message.startswith("VolumeSnapshotContent b1-q9txn is being deleted")
-
     # The longest that the next one may take.
     found = await exposer.clean_up(replace(scene.request, operation_timeout=timedelta()))
-
     assert found is not None
     assert found.reason == "SnapshotInGroup"
     assert found.message.endswith(f" deletes only together: {HANDLE} stays on the storage")
@@ -97,10 +86,7 @@ async def test_a_member_that_its_driver_refuses_to_delete_is_kept_and_reported_a
 
 @CUTS
 async def test_an_expose_of_a_member_that_is_interrupted_at_any_request_continues(applied: bool) -> None:
-    async def prepare(scene: BackupScene) -> None:
-        _in_group(scene)
-
-    async for scene in interruptions(BackupScene, expose, applied=applied, least=20, prepare=prepare):
+    async for scene in interruptions(_in_group, expose, applied=applied, least=20):
         await expose(scene)
         assert_exposed(scene)
         await clean_up(scene)

@@ -50,7 +50,6 @@ async def meet(obj: JsonDict, resource: Resource) -> JsonDict:
     kube.put(deepcopy(obj))
     before = kube.objects(resource)
     client = KubeClient(kube, Retry(LoopClock()))
-
     try:
         return await ExposeRun(client, OWNER, no_guard).ensure(resource, build(resource, OWNER))
     finally:
@@ -61,22 +60,15 @@ async def meet(obj: JsonDict, resource: Resource) -> JsonDict:
 
 @by_resource
 @pytest.mark.cause("name-shared")
-async def test_an_object_of_a_transfer_of_another_kind_is_pending(resource: Resource) -> None:
+async def test_an_object_of_another_transfer_is_pending(resource: Resource) -> None:
     found = await meet(build(resource, OTHER), resource)
-    assert isinstance(found, Pending)
-    assert (found.reason, found.blocked) == ("NameTaken", True)
-    assert "du-1 belongs to PodVolumeBackup du-1, which has the same name" in found.message
-    assert found.message.startswith(resource.kind)
-    assert found.message.endswith("is not finished")
-
-
-@by_resource
-@pytest.mark.parametrize("referenced", [True, False], ids=["with reference", "with label only"])
-async def test_an_object_of_an_earlier_transfer_must_be_deleted_first(resource: Resource, *, referenced: bool) -> None:
-    found = await meet(build(resource, EARLIER, referenced=referenced), resource)
-    assert isinstance(found, Pending)
-    assert "of an earlier DataUpload must be deleted first" in found.message
-    assert not found.blocked
+    place = "velero/du-1" if resource.namespaced else "du-1"
+    text = "belongs to PodVolumeBackup du-1, which has the same name and is not finished"
+    assert found == Pending("NameTaken", f"{resource.kind} {place} {text}", blocked=True)
+    for referenced in (True, False):
+        found = await meet(build(resource, EARLIER, referenced=referenced), resource)
+        text = "of an earlier DataUpload must be deleted first"
+        assert found == Pending("NameTaken", f"{resource.kind} {place} {text}")
 
 
 @by_resource

@@ -9,12 +9,11 @@ from core.models.base import JsonDict
 from core.models.reasons import PendingReason
 from exposer.manifests import build_cache_claim
 from exposer.model import Exposed, Pending
-from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import CacheVolume
-from tests.exposer.support.cuts import CUTS, Cut, interruptions
-from tests.exposer.support.restore_steps import clean_up, expose
+from tests.exposer.support.cuts import CUTS, interruptions
 from tests.exposer.support.scenes import RestoreScene
-from tests.exposer.support.world import World, no_guard
+from tests.exposer.support.steps import clean_up, ensure, expose
+from tests.exposer.support.world import World
 from tests.exposer.test_pod_volume import Scene
 
 CACHE = CacheVolume("fast", 5000)
@@ -33,18 +32,12 @@ def is_cached(exposed: Exposed) -> bool:
     return mounted
 
 
-async def expose_pod_volume(scene: Scene) -> Exposed:
-    return await scene.world.until_exposed(lambda: scene.exposer.ensure(scene.request, no_guard))
-
-
 async def test_a_pod_volume_restore_has_its_cache_on_the_pods_node() -> None:
     scene = Scene("podvolumerestore", cache=CACHE)
     before = scene.world.names()
-
-    exposed = await expose_pod_volume(scene)
+    exposed = await expose(scene)
     (claim,) = cache_claims(scene.world)
-    await scene.world.until_none(lambda: scene.exposer.clean_up(scene.request))
-
+    await clean_up(scene)
     assert is_cached(exposed)
     assert claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] == "node-a"
     assert claim["spec"]["storageClassName"] == "fast"
@@ -60,12 +53,10 @@ async def test_a_pod_that_is_created_again_keeps_to_the_room_of_its_cache_volume
 ) -> None:
     """The PVC is older than the edit: a larger cache would fill its volume, and the restore would fail."""
     scene = Scene("podvolumerestore", cache=CACHE)
-    await expose_pod_volume(scene)
-    await scene.world.client.delete(PODS, "velero", scene.request.owner.name)
+    await expose(scene)
+    await scene.world.delete(PODS, f"velero/{scene.request.owner.name}")
     scene.request = replace(scene.request, cache=CacheVolume("fast", edited_mib))
-
-    exposed = await expose_pod_volume(scene)
-
+    exposed = await expose(scene)
     assert f"--cache-limit-mib={limit_mib}" in exposed.pod["spec"]["containers"][0]["args"]
 
 
@@ -84,9 +75,7 @@ async def test_an_unsuitable_class_is_logged_as_a_warning(
     cache = CacheVolume(storage_class, 5000)
     restore, pod_volume = RestoreScene(), Scene("podvolumerestore", cache=cache)
     restore.request = replace(restore.request, cache=cache)
-
-    exposed = [await expose(restore), await expose_pod_volume(pod_volume)]
-
+    exposed = [await expose(restore), await expose(pod_volume)]
     assert [is_cached(one) for one in exposed] == [False, False]
     assert cache_claims(restore.world) == cache_claims(pod_volume.world) == []
     warnings = [str(vars(record)) for record in caplog.records if record.levelname == "WARNING"]
@@ -104,24 +93,20 @@ async def test_a_cache_of_another_transfer_of_the_name_is_pending(kind: str, tex
     scene = RestoreScene()
     scene.request = replace(scene.request, cache=CACHE)
     other = replace(scene.request.owner, kind=kind, uid="uid-of-other")
-    await scene.world.client.create(PERSISTENT_VOLUME_CLAIMS, build_cache_claim(other, CACHE, node=None))
-
-    found = await scene.exposer().ensure(scene.request, no_guard)
-
+    scene.world.kube.put(build_cache_claim(other, CACHE, node=None))
     text = f"PersistentVolumeClaim velero/r2-9nft8-cache {text}"
-    assert found == Pending(PendingReason.NAME_TAKEN, text, blocked=blocked)
+    assert await ensure(scene) == Pending(PendingReason.NAME_TAKEN, text, blocked=blocked)
 
 
 async def test_a_cache_that_is_no_longer_configured_is_cleaned_up() -> None:
     """The configuration may have changed since the PVC was created."""
     scene = RestoreScene()
     scene.request = replace(scene.request, cache=CACHE)
-    await expose(scene)
-    assert len(cache_claims(scene.world)) == 1
-
+    assert is_cached(await expose(scene))
+    (claim,) = cache_claims(scene.world)
+    assert claim["spec"]["resources"]["requests"]["storage"] == "6Gi"
     scene.request = replace(scene.request, cache=None)
     await clean_up(scene)
-
     assert cache_claims(scene.world) == []
     assert scene.world.disks == set()
 
@@ -131,14 +116,9 @@ async def test_a_pod_volume_restore_interrupted_at_any_request_continues_and_lea
     def build() -> Scene:
         return Scene("podvolumerestore", cache=CACHE)
 
-    async def expose_over(scene: Scene, cut: Cut) -> None:
-        client = World.client_over(cut)
-        await PodVolumeExposer(client, World.causes_over(client)).ensure(scene.request, no_guard)
-
-    async for scene in interruptions(build, expose_over, applied=applied, least=5):
-        exposed = await expose_pod_volume(scene)
-        await scene.world.until_none(lambda scene=scene: scene.exposer.clean_up(scene.request))
-
+    async for scene in interruptions(build, expose, applied=applied, least=5):
+        exposed = await expose(scene)
+        await clean_up(scene)
         assert is_cached(exposed)
         assert scene.world.names() == build().world.names()
         assert scene.world.disks == set()

@@ -4,33 +4,18 @@ from typing import Any
 
 import pytest
 
-from core.clock import SystemClock
-from core.kube.client import KubeClient
-from core.kube.transport import Retry
-from core.models.base import JsonDict
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from exposer.expose_run import read_storage_access
 from exposer.settings import StorageAccess
-from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
+from tests.support.scripted import answer, rejection, scripted_client, stored
 
 SECRET = {"name": "own", "key": "cloud"}
 NOTHING = StorageAccess()
 
 
 def location(provider: str = "velero.io/aws", **spec: Any) -> JsonDict:
-    return {
-        "apiVersion": "velero.io/v1",
-        "kind": "BackupStorageLocation",
-        "metadata": {"namespace": "velero", "name": "default"},
-        "spec": {"provider": provider, "objectStorage": {"bucket": "b"}, **spec},
-    }
-
-
-async def read(*objects: JsonDict) -> StorageAccess:
-    kube = FakeKube()
-    for obj in objects:
-        kube.put(obj)
-    client = KubeClient(kube, Retry(SystemClock()))
-    return await read_storage_access(client, "velero", "default")
+    return stored(BACKUP_STORAGE_LOCATIONS, spec={"provider": provider, "objectStorage": {"bucket": "b"}, **spec})
 
 
 @pytest.mark.parametrize(
@@ -48,12 +33,21 @@ async def read(*objects: JsonDict) -> StorageAccess:
         (location("velero.io/fs"), NOTHING),
         (location(config={"fspath": "/backups"}, credential=SECRET), NOTHING),
         (location(credential="text"), NOTHING),
+        (None, NOTHING),
     ],
-    ids=["agent's", "a file", "own", "directory", "short provider", "read-only", "no path", "unused path", "invalid"],
+    ids=[
+        "agent's",
+        "a file",
+        "own",
+        "directory",
+        "short provider",
+        "read-only",
+        "no path",
+        "unused path",
+        "invalid",
+        "missing",
+    ],
 )
 async def test_a_location_needs(found: JsonDict, expected: StorageAccess) -> None:
-    assert await read(found) == expected
-
-
-async def test_a_missing_location_gives_access_to_nothing() -> None:
-    assert await read() == NOTHING
+    client = scripted_client(lambda _: answer(found) if found else rejection(404, "not found"))
+    assert await read_storage_access(client, "velero", "default") == expected

@@ -1,5 +1,8 @@
 """Which existing volumes are not restored into: those in use, and those of others."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from core.errors import ExposeError
@@ -18,19 +21,18 @@ from tests.exposer.support.in_place import (
     in_place,
     restore,
 )
-from tests.exposer.support.restore_steps import expose, volume
 from tests.exposer.support.scenes import RestoreScene
-from tests.exposer.support.world import no_guard
+from tests.exposer.support.steps import check, ensure, expose, volume
+
+CSI = {"csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": HANDLE}}
+NFS = {"csi": None, "nfs": {"server": "nfs.example", "path": "/export/data"}}
 
 
-def put_twin(scene: RestoreScene, handle: str = HANDLE) -> None:
-    """Store another PersistentVolume of the same storage, whose PVC is app9/twin."""
-    csi = {"driver": "hostpath.csi.k8s.io", "volumeHandle": handle}
-    spec = {"csi": csi, "claimRef": {"namespace": "app9", "name": "twin", "uid": "uid-twin"}}
-    scene.world.put(PERSISTENT_VOLUMES, "pv-twin", spec=spec | {"persistentVolumeReclaimPolicy": "Retain"})
-
-
-def put_user(scene: RestoreScene, *, phase: str = "Running", owned: bool = True) -> None:
+def put_twin(scene: RestoreScene, *, phase: str = "Running", owned: bool = True, **storage: Any) -> None:
+    """Store another PersistentVolume of the same storage, and a pod with its PVC app9/twin."""
+    reference = {"namespace": "app9", "name": "twin", "uid": "uid-twin"}
+    twin = (storage or CSI) | {"claimRef": reference, "persistentVolumeReclaimPolicy": "Retain"}
+    scene.world.put(PERSISTENT_VOLUMES, "pv-twin", spec=twin)
     owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db", "uid": "u", "controller": True}
     spec = {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "twin"}}]}
     owners = [owner] if owned else []
@@ -38,47 +40,31 @@ def put_user(scene: RestoreScene, *, phase: str = "Running", owned: bool = True)
 
 
 SAME = "PersistentVolume pv-twin of the same storage"
+BY_OWNED = f"pod app9/db-0 of StatefulSet db has {SAME}"
 
 
 @pytest.mark.cause("volume-in-use")
 @pytest.mark.parametrize(
-    ("phase", "owned", "attached", "message"),
+    ("own", "twin", "attached", "message"),
     [
-        pytest.param("Running", True, False, f"pod app9/db-0 of StatefulSet db has {SAME}", id="pod with an owner"),
-        pytest.param("Pending", False, True, f"pod app9/db-0 has {SAME}", id="pod that starts"),
-        pytest.param("Succeeded", True, True, f"{SAME} is on node node-b", id="attached for no pod"),
-        pytest.param("Failed", True, False, "", id="pod that has ended"),
+        pytest.param({}, {}, False, BY_OWNED, id="pod with an owner"),
+        pytest.param({}, {"phase": "Pending", "owned": False}, True, f"pod app9/db-0 has {SAME}", id="pod that starts"),
+        pytest.param({}, {"phase": "Succeeded"}, True, f"{SAME} is on node node-b", id="attached for no pod"),
+        pytest.param({}, {"phase": "Failed"}, False, "", id="pod that has ended"),
+        pytest.param(NFS, NFS, False, BY_OWNED, id="a share of NFS"),
+        pytest.param({}, {"csi": CSI["csi"] | {"volumeHandle": "other"}}, False, "", id="other storage"),
     ],
 )
 async def test_a_volume_whose_storage_is_in_use_is_not_taken(
-    phase: str, owned: bool, attached: bool, message: str
+    own: JsonDict, twin: JsonDict, attached: bool, message: str
 ) -> None:
-    scene = in_place()
-    put_twin(scene)
-    put_user(scene, phase=phase, owned=owned)
+    scene = in_place(**own)
+    put_twin(scene, **twin)
     if attached:
         attach(scene, "pv-twin", "node-b")
-    before = volume(scene, OLD)
-
-    found = await scene.exposer().check(scene.request, scene.world.client)
-
-    assert found == (
-        Pending("VolumeInUse", f"PersistentVolume {OLD} is in use: {message}", blocked=True) if message else None
-    )
+    before, text = volume(scene, OLD), f"PersistentVolume {OLD} is in use: {message}"
+    assert await check(scene) == (Pending("VolumeInUse", text, blocked=True) if message else None)
     assert volume(scene, OLD) == before
-
-
-async def test_a_share_of_nfs_is_used_through_every_volume_of_it() -> None:
-    share = {"server": "nfs.example", "path": "/export/data"}
-    scene = in_place(csi=None, nfs=share)
-    spec = {"nfs": share, "claimRef": {"namespace": "app9", "name": "twin"}, "persistentVolumeReclaimPolicy": "Retain"}
-    scene.world.put(PERSISTENT_VOLUMES, "pv-twin", spec=spec)
-    put_user(scene)
-
-    found = await scene.exposer().check(scene.request, scene.world.client)
-
-    assert found is not None
-    assert found.message == f"PersistentVolume {OLD} is in use: pod app9/db-0 of StatefulSet db has {SAME}"
 
 
 async def test_a_volume_whose_storage_gets_into_use_is_not_written_to() -> None:
@@ -86,78 +72,75 @@ async def test_a_volume_whose_storage_gets_into_use_is_not_written_to() -> None:
     await expose(scene)
     await scene.exposer().confirm(scene.request)
     put_twin(scene)
-    put_user(scene)
-
-    with pytest.raises(
-        ExposeError, match=f"^PersistentVolume {OLD} is in use: pod app9/db-0 of StatefulSet db has {SAME}$"
-    ):
+    with pytest.raises(ExposeError, match=f"^PersistentVolume {OLD} is in use: {BY_OWNED}$"):
         await scene.exposer().confirm(scene.request)
-
-
-async def test_a_volume_of_other_storage_does_not_matter() -> None:
-    scene = in_place()
-    put_twin(scene, handle="handle-other")
-    put_user(scene)
-
-    assert await scene.exposer().check(scene.request, scene.world.client) is None
 
 
 async def test_an_attached_volume_is_taken_once_it_is_detached() -> None:
     scene = in_place()
     attach(scene, OLD, "node-a")
-
-    found = await scene.exposer().ensure(scene.request, no_guard)
-    assert found == Pending("Detaching", f"PersistentVolume {OLD} is being detached from node node-a")
+    text = f"PersistentVolume {OLD} is being detached from node node-a"
+    assert await ensure(scene) == Pending("Detaching", text)
     assert scene.world.names() == LEFT
-    await scene.world.client.delete(VOLUME_ATTACHMENTS, "", f"{OLD}-node-a")
-
+    await scene.world.delete(VOLUME_ATTACHMENTS, f"{OLD}-node-a")
     await restore(scene)
     assert_returned(scene)
 
 
 async def test_two_restores_never_share_a_volume() -> None:
-    scene, other = in_place(), in_place()
+    scene = in_place()
     await expose(scene)
-    mark = {"metadata": {"labels": {IN_PLACE_LABEL: "uid-of-another"}}}
-    await scene.world.client.patch(PERSISTENT_VOLUMES, "", OLD, mark)
-
-    found = await other.exposer(scene.world.kube).check(other.request, scene.world.client)
-
-    assert found == Pending(
-        "VolumeInUse", f"PersistentVolume {OLD} is being restored by another DataDownload", blocked=True
-    )
-    before = volume(scene, OLD)
+    await scene.world.patch(PERSISTENT_VOLUMES, OLD, labels={IN_PLACE_LABEL: "uid-of-another"})
+    before, text = volume(scene, OLD), f"PersistentVolume {OLD} is being restored by another DataDownload"
+    assert await check(scene) == Pending("VolumeInUse", text, blocked=True)
     await give_back(scene)
     assert volume(scene, OLD) == before
 
 
 @pytest.mark.cause("existing-volume-unusable")
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("spec", "request_", "message"),
     [
         pytest.param(
             {"claimRef": {"namespace": "app3", "name": "bystander", "uid": "uid-bystander"}},
-            f"PersistentVolume {OLD} to restore into belongs to PVC app3/bystander, not to PVC app3/data",
+            {},
+            "belongs to PVC app3/bystander, not to PVC app3/data",
             id="of another PVC",
         ),
         pytest.param(
             {"claimRef": {"namespace": "app3", "name": "data", "uid": TARGET_UID}},
-            f"PersistentVolume {OLD} to restore into is bound to PVC app3/data: it must be released first",
+            {},
+            "is bound to PVC app3/data: it must be released first",
             id="still bound",
         ),
         pytest.param(
             {"volumeMode": "Block"},
-            f"PersistentVolume {OLD} to restore into has volumeMode Block, and PVC app3/data has Filesystem",
+            {},
+            "has volumeMode Block, and PVC app3/data has Filesystem",
             id="of another mode",
+        ),
+        pytest.param(
+            {"csi": None, "local": {"path": "/mnt"}},
+            {"by_block": True},
+            "by block is of no CSI driver: restore into a new volume",
+            id="no device",
+        ),
+        pytest.param(
+            {"csi": {"driver": "d", "volumeHandle": "h", "fsType": "ext4"}},
+            {"by_block": True, "fs_type": "xfs"},
+            "is mounted as ext4, and the backup has xfs",
+            id="another file system",
         ),
     ],
 )
-async def test_only_the_released_volume_of_the_target_is_taken(spec: JsonDict, message: str) -> None:
+async def test_a_volume_that_can_never_be_restored_into_is_refused_untouched(
+    spec: JsonDict, request_: dict[str, Any], message: str
+) -> None:
     scene = in_place(**spec)
-    before = volume(scene, OLD)
-
-    with pytest.raises(ExposeError) as caught:
-        await scene.exposer().check(scene.request, scene.world.client)
-
-    assert str(caught.value) == message
-    assert volume(scene, OLD) == before
+    scene.request = replace(scene.request, **request_)
+    before = scene.world.kube.objects(PERSISTENT_VOLUMES)
+    for step in (check, ensure):
+        with pytest.raises(ExposeError) as caught:
+            await step(scene)
+        assert str(caught.value) == f"PersistentVolume {OLD} to restore into {message}"
+    assert scene.world.kube.objects(PERSISTENT_VOLUMES) == before

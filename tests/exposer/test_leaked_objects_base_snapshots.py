@@ -10,10 +10,9 @@ from core.kube.resources import DEPLOYMENTS, SNAPSHOT_METADATA_SERVICES, VOLUME_
 from core.models.base import parse_time
 from core.models.names import BASE_SNAPSHOT_LABEL
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
-from exposer.model import Pending
 from tests.exposer.support.cuts import CUTS, Cut, cut_short
 from tests.exposer.support.scenes import BackupScene
-from tests.exposer.support.world import no_guard
+from tests.exposer.support.steps import clean_up, ensure, expose
 
 _DRIVER = "hostpath.csi.k8s.io"
 
@@ -32,23 +31,30 @@ class _Backups:
             self.world.put(DEPLOYMENTS, "velero", namespace="velero", spec={})
         self.number = 0
 
-    async def back_up(self, *, completed: bool = True, cut: Cut | None = None) -> str:
-        """Back up once and clean up, first over a transport that may fail; return the snapshot's handle."""
+    def take(self, name: str) -> str:
+        """Take the next snapshot, to be backed up by a DataUpload of that name; return its handle."""
         self.number += 1
-        scene, handle = self.scene, f"snapshot-{self.number:02}"
-        owner = replace(scene.request.owner, name=f"b-{self.number:02}", uid=f"uid-{self.number:02}")
-        source = f"source-{self.number}"
+        scene, handle, source = self.scene, f"snapshot-{self.number:02}", f"source-{self.number}"
         scene.put_snapshot(source, f"content-{self.number}", handle, ready=True)
         self.world.handles.add(handle)
-        request = replace(scene.request, owner=owner, volume_snapshot=source, by_block=True)
-        await self.world.until_exposed(lambda: scene.exposer().ensure(request, no_guard))
-        ended = replace(request, completed=completed)
+        owner = replace(scene.request.owner, name=name, uid=f"uid-{self.number:02}")
+        scene.request = replace(scene.request, owner=owner, volume_snapshot=source, by_block=True, completed=False)
+        return handle
+
+    async def back_up(self, *, completed: bool = True, cut: Cut | None = None) -> str:
+        """Back up once and clean up, first over a transport that may fail; return the snapshot's handle."""
+        handle = self.take(f"b-{self.number + 1:02}")
+        await expose(self.scene)
+        self.end(completed=completed)
         if cut is not None:
-            await cut_short(self.world.until_none(lambda: scene.exposer(cut).clean_up(ended)))
+            await cut_short(clean_up(self.scene, cut))
             # An agent that failed tries again after a pause.
             await self.world.settle()
-        await self.world.until_none(lambda: scene.exposer().clean_up(ended))
+        await clean_up(self.scene)
         return handle
+
+    def end(self, *, completed: bool = True) -> None:
+        self.scene.request = replace(self.scene.request, completed=completed)
 
     @property
     def kept(self) -> set[str]:
@@ -106,8 +112,8 @@ async def test_a_snapshot_is_kept_if_it_serves(policy: str, service: bool, serve
 async def test_a_driver_that_tells_nothing_any_more_keeps_no_older_one() -> None:
     backups = _Backups()
     await backups.back_up()
-    await backups.world.client.delete(SNAPSHOT_METADATA_SERVICES, "", _DRIVER)
-    (base,) = [one for one in backups.world.kube.objects(VOLUME_SNAPSHOT_CONTENTS) if one["metadata"]["name"] == "b-01"]
+    await backups.world.delete(SNAPSHOT_METADATA_SERVICES, _DRIVER)
+    base = backups.world.find(VOLUME_SNAPSHOT_CONTENTS, "b-01")
     later = parse_time(base["metadata"]["creationTimestamp"]) + timedelta(seconds=1)
     backups.scene.request = replace(backups.scene.request, requested_at=later)
     await backups.back_up()
@@ -117,13 +123,11 @@ async def test_a_driver_that_tells_nothing_any_more_keeps_no_older_one() -> None
 async def test_a_snapshot_that_is_being_deleted_is_not_kept() -> None:
     """With the policy Retain, it would stay on the storage without a name."""
     backups = _Backups()
-    scene, client = backups.scene, backups.world.client
-    scene.put_snapshot("source-1", "content-1", "snapshot-01", ready=True)
-    backups.world.handles.add("snapshot-01")
-    request = replace(scene.request, volume_snapshot="source-1", by_block=True)
-    await backups.world.until_exposed(lambda: scene.exposer().ensure(request, no_guard))
-    await client.delete(VOLUME_SNAPSHOT_CONTENTS, "", request.owner.name)
-    await backups.world.until_none(lambda: scene.exposer().clean_up(replace(request, completed=True)))
+    backups.take("b-01")
+    await expose(backups.scene)
+    await backups.world.delete(VOLUME_SNAPSHOT_CONTENTS, "b-01")
+    backups.end()
+    await clean_up(backups.scene)
     assert (backups.kept, backups.bases) == (set(), [])
 
 
@@ -143,28 +147,23 @@ async def test_it_goes_with_its_transfer() -> None:
 async def test_a_transfer_of_the_same_name_waits_until_it_is_deleted() -> None:
     backups = _Backups()
     await backups.back_up()
-    scene, client = backups.scene, backups.world.client
-    scene.put_snapshot("source-2", "content-2", "snapshot-02", ready=True)
-    owner = replace(scene.request.owner, name="b-01", uid="uid-02")
-    request = replace(scene.request, owner=owner, volume_snapshot="source-2", by_block=True)
-    pending = await scene.exposer().ensure(request, no_guard)
-    assert isinstance(pending, Pending)
-    assert pending.message == "VolumeSnapshotContent b-01 of an earlier DataUpload must be deleted first"
+    backups.take("b-01")
+    text = "VolumeSnapshotContent b-01 of an earlier DataUpload must be deleted first"
+    assert (await ensure(backups.scene)).message == text
+    client = backups.world.client
     await delete_leaked_objects(client, (await list_leaked_objects(client, "velero"))["uid-01"])
-    await backups.world.until_exposed(lambda: scene.exposer().ensure(request, no_guard))
+    await expose(backups.scene)
 
 
 async def test_a_member_of_a_group_is_not_kept() -> None:
     backups = _Backups()
-    backups.world.groups["snapshot-01"] = "group-1"
+    handle = backups.take("b-01")
+    backups.world.groups[handle] = "group-1"
     backups.world.lists = False
-    scene = backups.scene
-    scene.put_snapshot("source-1", "content-1", "snapshot-01", ready=True)
-    in_group = {"status": {"volumeGroupSnapshotHandle": "group-1"}}
-    await backups.world.client.patch(VOLUME_SNAPSHOT_CONTENTS, "", "content-1", in_group)
-    request = replace(scene.request, volume_snapshot="source-1", by_block=True)
-    await backups.world.until_exposed(lambda: scene.exposer().ensure(request, no_guard))
+    await backups.world.patch(VOLUME_SNAPSHOT_CONTENTS, "content-1", status={"volumeGroupSnapshotHandle": "group-1"})
+    await expose(backups.scene)
+    backups.end()
     for _ in range(5):
-        await scene.exposer().clean_up(replace(request, completed=True))
+        await backups.scene.exposer().clean_up(backups.scene.request)
         await backups.world.settle()
     assert backups.bases == []

@@ -1,28 +1,23 @@
-"""Objects that Velero's agent created for a transfer: recognized, continued with or deleted."""
+"""Objects that Velero's agent created for a transfer: recognized, continued with or deleted; and rejected pods."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from core.errors import ExposeError
-from core.kube.resources import (
-    PERSISTENT_VOLUME_CLAIMS,
-    PODS,
-    VOLUME_SNAPSHOT_CONTENTS,
-    VOLUME_SNAPSHOTS,
-)
+from core.kube.errors import ForbiddenError
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from core.models.names import OWNER_UID_LABEL
-from exposer.model import Exposed, Owner
-from exposer.ownership import BOUND_BY_CONTROLLER, belongs, created_by_velero
+from exposer.model import Owner
+from exposer.ownership import BOUND_BY_CONTROLLER, belongs, create_pod, created_by_velero
 from tests.exposer.support.in_place import OLD, assert_returned, give_back, in_place, restore
-from tests.exposer.support.restore_steps import claim, clean_up, expose, volume
 from tests.exposer.support.scenes import HANDLE, BackupScene, RestoreScene
-from tests.exposer.support.world import no_guard
+from tests.exposer.support.steps import claim, clean_up, ensure, expose, volume
+from tests.support.golden import RECORDINGS
 from tests.support.objects import JsonDict
+from tests.support.scripted import answer, rejection, scripted_client, stored
 
-RECORDINGS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"
 NAME = "b1-q9txn"
 
 
@@ -38,19 +33,15 @@ def recorded_owner(**changes: str) -> Owner:
     return Owner(**(owner | {"name": meta["name"], "uid": meta["uid"]} | changes))
 
 
-def test_the_recorded_snapshot_and_content_are_recognized() -> None:
-    owner = recorded_owner()
+def test_the_recorded_objects_are_recognized() -> None:
+    owner, other = recorded_owner(), recorded_owner(uid="another")
     contents = recorded("volumesnapshotcontents")
     assert all(created_by_velero(snapshot, owner) for snapshot in recorded("volumesnapshot-of-dataupload"))
     assert {content["metadata"]["name"] for content in contents if created_by_velero(content, owner)} == {NAME}
     assert all(created_by_velero(content, owner) for content in contents if content["metadata"]["name"] == NAME)
     assert not any(created_by_velero(snapshot, owner) for snapshot in recorded("volumesnapshot-source"))
-
-
-@pytest.mark.parametrize("name", ["pod-of-dataupload", "pvc-of-dataupload"])
-def test_the_recorded_pod_and_claim_belong_by_reference(name: str) -> None:
-    assert all(belongs(obj, recorded_owner()) for obj in recorded(name))
-    assert not any(belongs(obj, recorded_owner(uid="another")) for obj in recorded(name))
+    for obj in (*recorded("pod-of-dataupload"), *recorded("pvc-of-dataupload")):
+        assert (belongs(obj, owner), belongs(obj, other)) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -69,45 +60,37 @@ def test_another_owners_object_is_not_recognized(change: dict[str, Any]) -> None
         assert not created_by_velero(obj | change, recorded_owner())
 
 
-async def scene_of_velero(*, pod: bool = True) -> BackupScene:
-    """Return a world with a complete expose in Velero's format."""
+async def scene_of_velero(*, pod: bool) -> BackupScene:
+    """Return a world with an expose in Velero's format, complete if it has its pod."""
     scene = BackupScene()
-    await scene.world.until_exposed(lambda: scene.exposer().ensure(scene.request, no_guard))
+    await expose(scene)
     for resource in (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS):
-        for obj in scene.world.kube.objects(resource):
-            if obj["metadata"]["name"] == NAME:
-                meta = obj["metadata"] | {"labels": {}, "annotations": {}}
-                if resource == PERSISTENT_VOLUME_CLAIMS:
-                    meta["ownerReferences"] = [scene.request.owner.reference]
-                scene.world.kube.put(obj | {"metadata": meta})
+        obj = scene.world.find(resource, NAME)
+        meta = obj["metadata"] | {"labels": {}, "annotations": {}}
+        if resource == PERSISTENT_VOLUME_CLAIMS:
+            meta["ownerReferences"] = [scene.request.owner.reference]
+        scene.world.kube.put(obj | {"metadata": meta})
     if not pod:
-        await scene.world.client.delete(PODS, "velero", NAME)
-        await scene.world.settle()
+        await scene.world.delete(PODS, f"velero/{NAME}", settle=True)
     return scene
 
 
+by_pod = pytest.mark.parametrize("pod", [True, False], ids=["exposed", "half exposed"])
+
+
 @pytest.mark.looptime
-@pytest.mark.parametrize("pod", [True, False], ids=["exposed", "half exposed"])
-async def test_objects_of_velero_are_deleted_like_our_own(pod: bool) -> None:
+@by_pod
+async def test_a_mover_pod_of_velero_is_continued_with_and_its_objects_deleted_like_our_own(pod: bool) -> None:
     scene = await scene_of_velero(pod=pod)
-    await scene.world.until_none(lambda: scene.exposer().clean_up(scene.request))
+    if pod:
+        assert (await ensure(scene)).pod["metadata"]["name"] == NAME
+    else:
+        message = "was created by Velero's node-agent for an expose that it did not complete"
+        with pytest.raises(ExposeError, match=message):
+            await ensure(scene)
+    await clean_up(scene)
     assert not any(NAME in name for name in scene.world.names())
     assert HANDLE not in scene.world.handles
-
-
-@pytest.mark.looptime
-async def test_a_mover_pod_of_velero_is_continued_with() -> None:
-    scene = await scene_of_velero()
-    exposed = await scene.exposer().ensure(scene.request, no_guard)
-    assert isinstance(exposed, Exposed)
-    assert exposed.pod["metadata"]["name"] == NAME
-
-
-@pytest.mark.looptime
-async def test_an_incomplete_expose_of_velero_fails() -> None:
-    scene = await scene_of_velero(pod=False)
-    with pytest.raises(ExposeError, match="was created by Velero's node-agent for an expose that it did not complete"):
-        await scene.exposer().ensure(scene.request, no_guard)
 
 
 async def lend_as_velero(scene: RestoreScene) -> None:
@@ -130,21 +113,39 @@ async def lend_as_velero(scene: RestoreScene) -> None:
 
 @pytest.mark.looptime
 async def test_an_existing_volume_that_velero_has_lent_is_given_back() -> None:
-    scene = in_place()
+    scene = in_place(policy="Retain")
     await lend_as_velero(scene)
     await give_back(scene)
     await clean_up(scene)
-    assert_returned(scene)
+    assert_returned(scene, policy="Retain")
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize("pod", [True, False], ids=["exposed", "half exposed"])
+@by_pod
 async def test_a_restore_into_a_volume_that_velero_has_lent_is_continued_with(pod: bool) -> None:
-    scene = in_place()
+    scene = in_place(policy="Retain")
     await lend_as_velero(scene)
     if not pod:
-        await scene.world.client.delete(PODS, "velero", scene.request.owner.name)
-        await scene.world.settle()
+        await scene.world.delete(PODS, f"velero/{scene.request.owner.name}", settle=True)
     kept = await restore(scene)
     assert (kept.pv_name, kept.provisioned) == (OLD, False)
-    assert_returned(scene)
+    assert_returned(scene, policy="Retain")
+
+
+_POD = stored(PODS, metadata={"name": "du-1"}, spec={"priorityClassName": "low", "x": 1})
+
+
+async def test_each_pod_with_a_class_is_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    client = scripted_client(lambda request: answer(json.loads(request.body or b""), 201))
+    assert await create_pod(client, _POD) == _POD
+    (record,) = caplog.records
+    assert (record.levelname, record.message) == ("DEBUG", "created pod with PriorityClass low")
+    assert vars(record)["fields"]["name"] == "du-1"
+
+
+@pytest.mark.parametrize("message", ["exceeded quota", "no PriorityClass with name low was found"])
+async def test_any_other_rejection_of_a_pod_is_raised(message: str) -> None:
+    pod = {"metadata": _POD["metadata"], "spec": {"x": 1}} if "Priority" in message else _POD
+    with pytest.raises(ForbiddenError):
+        await create_pod(scripted_client(lambda _: rejection(403, message, "Forbidden")), pod)

@@ -1,7 +1,6 @@
 """Volumes of exposes: none that was provisioned outlives its transfer, and none that existed before is changed."""
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import pytest
 
@@ -9,25 +8,28 @@ from core.errors import ExposeError
 from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, VOLUME_SNAPSHOTS
 from core.kube.transport import Request, Response
 from core.models.names import SELECTED_NODE_ANNOTATION
-from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.model import NotOwnerError, Pending
 from exposer.ownership import is_being_provisioned, is_provisioned
 from tests.exposer.support.cuts import Cut, cut_short
-from tests.exposer.support.restore_steps import (
+from tests.exposer.support.scenes import BackupScene, RestoreScene
+from tests.exposer.support.steps import (
+    AnyScene,
+    GuardAt,
+    begun,
     bind_target_elsewhere,
     clean_up,
-    drop_volume,
-    rebind,
+    collect,
+    ensure,
+    expose,
     remove_target,
     volume,
 )
-from tests.exposer.support.scenes import BackupScene, RestoreScene
-from tests.exposer.support.world import World, no_guard
-from tests.exposer.test_csi_snapshot_guard import Guard
-from tests.support.objects import JsonDict, only
+from tests.exposer.support.world import World
+from tests.support.objects import JsonDict
 
-Scene = BackupScene | RestoreScene
 by_scene = pytest.mark.parametrize("build", [BackupScene, RestoreScene], ids=["backup", "restore"])
+by_end = pytest.mark.parametrize("end", [clean_up, collect], ids=["cleaned up", "collected"])
+End = Callable[[AnyScene], Awaitable[None]]
 
 
 class Meanwhile(Cut):
@@ -43,88 +45,80 @@ class Meanwhile(Cut):
         return await super().request(request)
 
 
-async def run_expose(scene: Scene, transport: Cut | None = None) -> None:
-    exposer = scene.exposer(transport)
-    await scene.world.until_exposed(lambda: exposer.ensure(scene.request, no_guard))  # type: ignore[arg-type] # its own
-
-
-async def run_clean_up(scene: Scene) -> None:
-    await scene.world.until_none(lambda: scene.exposer().clean_up(scene.request))  # type: ignore[arg-type] # its own
-
-
-async def collect(world: World) -> None:
-    """Collect the objects of a force-deleted transfer; Kubernetes deletes what has an owner reference."""
-    for claim in world.kube.objects(PERSISTENT_VOLUME_CLAIMS):
-        if claim["metadata"].get("ownerReferences"):
-            await world.client.delete(PERSISTENT_VOLUME_CLAIMS, "velero", claim["metadata"]["name"])
-    await world.settle()
-    for _ in range(20):
-        for leaked in (await list_leaked_objects(world.client, "velero")).values():
-            await delete_leaked_objects(world.client, leaked)
-        await world.settle()
-
-
-async def writes_of(build: type[Scene]) -> list[int]:
+async def writes_of(build: type[AnyScene]) -> list[int]:
     scene = build(reclaim="Retain")
     cut = Cut(scene.world.kube)
-    await run_expose(scene, cut)
+    await expose(scene, cut)
     return [number for number, call in enumerate(cut.calls, start=1) if not call.startswith("GET")]
 
 
 @by_scene
 @pytest.mark.parametrize("provisioned", [True, False], ids=["provisioned", "being provisioned"])
-@pytest.mark.parametrize("collected", [False, True], ids=["cleaned up", "collected"])
+@by_end
 async def test_no_volume_is_left_when_a_transfer_ends_after_any_write(
-    build: type[Scene], provisioned: bool, collected: bool
+    build: type[AnyScene], provisioned: bool, end: End
 ) -> None:
     for at in await writes_of(build):
         scene = build(reclaim="Retain")
         scene.world.provisions = provisioned
-        cut = await cut_short(run_expose(scene, Cut(scene.world.kube, at, applied=True)))
-        assert cut
+        assert await cut_short(expose(scene, Cut(scene.world.kube, at, applied=True)))
         await scene.world.settle()
         if not provisioned:
-            await scene.exposer().clean_up(scene.request)  # type: ignore[arg-type] # its own
-            await scene.world.settle()
+            await clean_up_once(scene)
             scene.world.provisions = True
-
-        await (collect(scene.world) if collected else run_clean_up(scene))
-
+        await end(scene)
         assert scene.world.disks == set()
         assert scene.world.violations == []
         assert not any("PersistentVolume /" in name for name in scene.world.names())
 
 
+async def clean_up_once(scene: AnyScene, transport: Cut | None = None) -> Pending | None:
+    found = await scene.exposer(transport).clean_up(scene.request)  # type: ignore[arg-type] # its own
+    await scene.world.settle()
+    return found
+
+
 @pytest.mark.parametrize(
     ("build", "at"), [*((BackupScene, at) for at in range(1, 7)), *((RestoreScene, at) for at in range(1, 4))]
 )
-async def test_no_volume_is_left_by_an_expose_that_outlives_its_transfer(build: type[Scene], at: int) -> None:
+async def test_no_volume_is_left_by_an_expose_that_outlives_its_transfer(build: type[AnyScene], at: int) -> None:
     scene = build(reclaim="Retain")
-    step = partial(scene.exposer().ensure, scene.request, Guard(at, ended=True))  # type: ignore[arg-type] # its own
-
     with pytest.raises(NotOwnerError):
-        await scene.world.until_exposed(step)
-    await collect(scene.world)
-
+        await expose(scene, guard=GuardAt(at, ended=True))
+    await collect(scene)
     assert scene.world.disks == set()
 
 
 @pytest.mark.parametrize("provisioned", [True, False], ids=["provisioned", "being provisioned"])
 @pytest.mark.parametrize(("build", "creates_pod"), [(BackupScene, 5), (RestoreScene, 2)], ids=["backup", "restore"])
 async def test_no_volume_is_left_by_a_later_expose_that_outlives_its_transfer(
-    build: type[Scene], creates_pod: int, provisioned: bool
+    build: type[AnyScene], creates_pod: int, provisioned: bool
 ) -> None:
     """An earlier one has created the PVC, and no pod."""
     scene = build(reclaim="Retain")
     scene.world.provisions = provisioned
-    for guard in (Guard(creates_pod, ended=False), Guard(1, ended=True)):
-        step = partial(scene.exposer().ensure, scene.request, guard)  # type: ignore[arg-type] # its own
+    for guard in (GuardAt(creates_pod, ended=False), GuardAt(1, ended=True)):
         with pytest.raises(NotOwnerError):
-            await scene.world.until_exposed(step)
+            await expose(scene, guard=guard)
         await scene.world.settle()
     scene.world.provisions = True
-    await collect(scene.world)
+    await collect(scene)
+    assert scene.world.disks == set()
+    assert scene.world.violations == []
 
+
+async def begin_provisioning(scene: AnyScene) -> JsonDict:
+    """Expose until a provisioner is asked for the volume, and does not answer; return the PVC."""
+    scene.world.provisions = False
+    await cut_short(expose(scene, Cut(scene.world.kube, 60)))
+    return scene.world.find(PERSISTENT_VOLUME_CLAIMS, scene.request.owner.name)
+
+
+async def end_provisioning(scene: AnyScene) -> None:
+    """Let the provisioner answer, and clean up."""
+    scene.world.provisions = True
+    await scene.world.settle()
+    await clean_up(scene)
     assert scene.world.disks == set()
     assert scene.world.violations == []
 
@@ -132,28 +126,20 @@ async def test_no_volume_is_left_by_a_later_expose_that_outlives_its_transfer(
 async def test_a_claim_whose_provisioning_begins_before_it_is_deleted_is_kept() -> None:
     scene = RestoreScene(reclaim="Retain")
     scene.world.provisions = False
-    await cut_short(scene.exposer().ensure(scene.request, no_guard))
+    await ensure(scene)
     for _ in range(3):
         await scene.exposer(Meanwhile(scene.world)).clean_up(scene.request)
-    scene.world.provisions = True
-    await scene.world.settle()
-    await clean_up(scene)
-
-    assert scene.world.disks == set()
+    await end_provisioning(scene)
 
 
 async def test_a_claim_whose_node_has_no_room_is_deleted() -> None:
     """The provisioner has removed the node, for the scheduler to select another one."""
     scene = BackupScene(reclaim="Retain", binding="WaitForFirstConsumer")
-    scene.world.provisions = False
-    await cut_short(run_expose(scene, Cut(scene.world.kube, 60)))
-    (_, claim) = scene.world.kube.objects(PERSISTENT_VOLUME_CLAIMS)
+    claim = await begin_provisioning(scene)
     assert await is_being_provisioned(scene.world.client, claim)
-    no_node = {"metadata": {"annotations": {SELECTED_NODE_ANNOTATION: None}}}
-    await scene.world.client.patch(PERSISTENT_VOLUME_CLAIMS, "velero", scene.request.owner.name, no_node)
-
-    await run_clean_up(scene)
-
+    place = f"velero/{scene.request.owner.name}"
+    await scene.world.patch(PERSISTENT_VOLUME_CLAIMS, place, annotations={SELECTED_NODE_ANNOTATION: None})
+    await clean_up(scene)
     assert scene.world.handles == {"other"}
 
 
@@ -171,11 +157,8 @@ async def test_a_claim_is_kept_while_its_driver_may_copy_the_snapshot(
     reclaim: str, code: str, *, delete: bool, retain: bool
 ) -> None:
     """Without PVC and snapshot, the provisioner would not ask again, and a volume that is complete later would stay."""
-    kept = delete if reclaim == "Delete" else retain
-    scene = BackupScene(reclaim=reclaim)
-    scene.world.provisions = False
-    await cut_short(run_expose(scene, Cut(scene.world.kube, 60)))
-    (_, claim) = scene.world.kube.objects(PERSISTENT_VOLUME_CLAIMS)
+    scene, kept = BackupScene(reclaim=reclaim), delete if reclaim == "Delete" else retain
+    claim = await begin_provisioning(scene)
     for second, found in enumerate(("NotFound", code)):
         scene.world.put(
             EVENTS,
@@ -186,51 +169,31 @@ async def test_a_claim_is_kept_while_its_driver_may_copy_the_snapshot(
             message=f"failed to provision volume: rpc error: code = {found} desc = clone",
             lastTimestamp=f"2026-11-21T12:00:0{second}Z",
         )
-
     for _ in range(4):
-        await scene.exposer().clean_up(scene.request)
-        await scene.world.settle()
-
+        await clean_up_once(scene)
     left = {"PersistentVolumeClaim velero/b1-q9txn", "VolumeSnapshot velero/b1-q9txn"} & scene.world.names()
     assert len(left) == (2 if kept else 0)
     if kept:
-        scene.world.provisions = True
-        await scene.world.settle()
-        await run_clean_up(scene)
-    assert scene.world.disks == set()
-    assert scene.world.violations == []
+        await end_provisioning(scene)
 
 
-@pytest.mark.parametrize("collected", [False, True], ids=["cleaned up", "collected"])
-async def test_what_a_provisioner_without_a_volume_leaves_on_the_snapshot_keeps_nothing(*, collected: bool) -> None:
+@by_end
+async def test_what_a_provisioner_without_a_volume_leaves_on_the_snapshot_keeps_nothing(end: End) -> None:
     scene = BackupScene()
-    scene.world.provisions = False
-    await cut_short(run_expose(scene, Cut(scene.world.kube, 60)))
-    left = {"metadata": {"finalizers": ["provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection"]}}
-    await scene.world.client.patch(VOLUME_SNAPSHOTS, "velero", scene.request.owner.name, left)
-
-    await (collect(scene.world) if collected else run_clean_up(scene))
-
+    await begin_provisioning(scene)
+    left = ["provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection"]
+    await scene.world.patch(VOLUME_SNAPSHOTS, f"velero/{scene.request.owner.name}", finalizers=left)
+    await end(scene)
     assert "VolumeSnapshot velero/b1-q9txn" not in scene.world.names()
     assert scene.world.handles == {"other"}
 
 
 async def test_a_claim_that_is_being_provisioned_is_reported() -> None:
     scene = RestoreScene(reclaim="Retain")
-    scene.world.provisions = False
-    await cut_short(scene.exposer().ensure(scene.request, no_guard))
-    await scene.world.settle()
-    found: Pending | None = None
-    for _ in range(3):
-        found = await scene.exposer().clean_up(scene.request)
-        await scene.world.settle()
-
+    await begin_provisioning(scene)
     text = "PersistentVolumeClaim velero/r2-9nft8 is being provisioned, will be deleted with its volume"
-    assert found == Pending("CleaningUp", text)
-    scene.world.provisions = True
-    await scene.world.settle()
-    await clean_up(scene)
-    assert scene.world.disks == set()
+    assert [await clean_up_once(scene) for _ in range(3)][-1] == Pending("CleaningUp", text)
+    await end_provisioning(scene)
 
 
 @pytest.mark.parametrize("reclaim", ["Delete", "Retain"])
@@ -238,15 +201,11 @@ async def test_a_claim_that_is_not_being_provisioned_is_deleted_at_once(reclaim:
     """Not before a provisioner was asked, nor where the volume is reclaimed by its own policy."""
     scene = RestoreScene(reclaim=reclaim)
     scene.world.provisions = False
-    await cut_short(scene.exposer().ensure(scene.request, no_guard))
+    await ensure(scene)
     if reclaim == "Delete":
         await scene.world.settle()
-
     await clean_up(scene)
-    scene.world.provisions = True
-    await scene.world.settle()
-
-    assert scene.world.disks == set()
+    await end_provisioning(scene)
     assert "PersistentVolumeClaim velero/r2-9nft8" not in scene.world.names()
 
 
@@ -272,64 +231,51 @@ def test_a_volume_is_provisioned_if_it_was_created_for_its_pvc(
 ) -> None:
     reference = {"namespace": "velero", "name": "du-1", "uid": UID}
     found: JsonDict = {"metadata": {"name": name, "annotations": annotations}, "spec": {"claimRef": reference}}
-
     assert is_provisioned(found) is provisioned
+    assert not is_provisioned(found | {"spec": {}}), "without a PVC"
 
 
-def test_a_volume_without_a_pvc_is_not_provisioned() -> None:
-    assert not is_provisioned(only(metadata={"name": "pvc-", "annotations": PROVISIONED_BY}, spec={}))
-
-
-async def expose_found(scene: Scene, *, policy: str = "Retain") -> None:
+async def expose_found(scene: AnyScene, *, policy: str = "Retain") -> None:
     """Expose in a cluster where a volume of the same class is Available, which Kubernetes then binds."""
     scene.world.put_available("precious", policy=policy)
-    await run_expose(scene)
+    await expose(scene)
 
 
-def policy_of(scene: Scene) -> str:
+def policy_of(scene: AnyScene) -> str:
     return str(volume(scene, "precious")["spec"]["persistentVolumeReclaimPolicy"])
 
 
-async def test_a_backup_of_a_volume_that_was_not_created_from_the_snapshot_fails() -> None:
+@by_end
+@by_scene
+async def test_a_volume_that_existed_before_outlives_the_transfer(build: type[AnyScene], end: End) -> None:
+    scene = build()
+    await expose_found(scene)
+    await end(scene)
+    assert policy_of(scene) == "Retain"
+    assert scene.world.disks == {"precious"}
+    assert {name for name in scene.world.names() if "velero/" in name or "VolumeSnapshotContent /b1" in name} == set()
+
+
+async def test_only_a_volume_that_was_created_from_the_snapshot_confirms_its_backup() -> None:
+    """Others than CSI drivers ignore that the PVC names a snapshot: the backup of an empty volume would be complete."""
     scene = BackupScene()
     await expose_found(scene)
-
     text = (
         "^PersistentVolumeClaim velero/b1-q9txn was bound to the existing PersistentVolume precious, "
-        "which was not created from VolumeSnapshot velero/b1-q9txn"
+        "which was not created from VolumeSnapshot velero/b1-q9txn$"
     )
     with pytest.raises(ExposeError, match=text):
         await scene.exposer().confirm(scene.request)
-
-
-@pytest.mark.parametrize("collected", [False, True], ids=["cleaned up", "collected"])
-@by_scene
-async def test_a_volume_that_existed_before_outlives_the_transfer(build: type[Scene], collected: bool) -> None:
-    scene = build()
-    await expose_found(scene)
-
-    await (collect(scene.world) if collected else run_clean_up(scene))
-
-    assert policy_of(scene) == "Retain"
-    assert scene.world.disks == {"precious"}
-    left = {name for name in scene.world.names() if "velero/" in name or "VolumeSnapshotContent /b1" in name}
-    assert left == set()
-
-
-async def test_a_volume_that_a_csi_driver_has_provisioned_confirms_its_backup() -> None:
-    """Others ignore that the PVC names a snapshot, and the backup of an empty volume would be complete."""
     scene = BackupScene()
-    await run_expose(scene)
-
+    await expose(scene)
     await scene.exposer().confirm(scene.request)
-
     (found,) = scene.world.kube.objects(PERSISTENT_VOLUMES)
-    nfs = {"spec": {"csi": None, "nfs": {"server": "s", "path": "/"}}}
-    await scene.world.client.patch(PERSISTENT_VOLUMES, "", found["metadata"]["name"], nfs)
+    nfs = {"csi": None, "nfs": {"server": "s", "path": "/"}}
+    await scene.world.patch(PERSISTENT_VOLUMES, found["metadata"]["name"], spec=nfs)
     with pytest.raises(ExposeError, match=r"not created from .*/b1-q9txn: StorageClass hostpath is of no CSI driver$"):
         await scene.exposer().confirm(scene.request)
-    migrated = {"metadata": {"annotations": {"pv.kubernetes.io/migrated-to": "ebs.csi.aws.com"}}}
-    await scene.world.client.patch(PERSISTENT_VOLUME_CLAIMS, "velero", "b1-q9txn", migrated)
+    migrated = {"pv.kubernetes.io/migrated-to": "ebs.csi.aws.com"}
+    await scene.world.patch(PERSISTENT_VOLUME_CLAIMS, "velero/b1-q9txn", annotations=migrated)
     await scene.exposer().confirm(scene.request)
 
 
@@ -337,11 +283,7 @@ async def test_a_volume_that_a_csi_driver_has_provisioned_confirms_its_backup() 
 async def test_a_restore_into_a_volume_that_existed_before_is_bound_to_the_target(policy: str) -> None:
     scene = RestoreScene()
     await expose_found(scene, policy=policy)
-    kept = await scene.exposer().read_volume(scene.request)
-
-    await rebind(scene, kept)
-    await clean_up(scene)
-
+    await (await begun(scene)).carry()
     given = volume(scene, "precious")
     assert given["spec"]["claimRef"]["uid"] == "uid-data"
     assert given["spec"]["persistentVolumeReclaimPolicy"] == policy
@@ -355,15 +297,13 @@ async def test_a_volume_that_existed_before_outlives_a_failed_rebind(
 ) -> None:
     scene = RestoreScene()
     await expose_found(scene)
-    kept = await scene.exposer().read_volume(scene.request)
+    one = await begun(scene)
     for _ in range(steps):
-        await scene.exposer().rebind(scene.request, kept)
+        await scene.exposer().rebind(scene.request, one.kept)
     await lost(scene)
-
-    await drop_volume(scene, kept)
+    await one.drop()
     await clean_up(scene)
-    await collect(scene.world)
-
+    await collect(scene)
     assert policy_of(scene) == "Retain"
     assert scene.world.disks == {"precious"}
     assert "PersistentVolumeClaim velero/r2-9nft8" not in scene.world.names()

@@ -8,13 +8,14 @@ import pytest
 
 from core.errors import ExposeError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
+from core.kube.transport import Transport
 from core.models.base import JsonDict
-from exposer.model import Exposed, LocatedVolume, NotOwnerError, Pending, PodVolumeRequest
+from exposer.model import LocatedVolume, NotOwnerError, Pending, PodVolumeRequest
 from exposer.pod_volume import PodVolumeExposer
 from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import pod_volume_request
-from tests.exposer.support.world import World, no_guard
-from tests.exposer.test_csi_snapshot_guard import Guard
+from tests.exposer.support.steps import GuardAt, clean_up, ensure, expose
+from tests.exposer.support.world import World
 
 RUNNING: JsonDict = {"phase": "Running"}
 WAITING_STATE: JsonDict = {"running": {"startedAt": "2026-11-21T11:15:23Z"}}
@@ -33,8 +34,7 @@ class Scene:
     def __init__(self, kind: str = "podvolumebackup", *, agent_node: str = "", **request: Any) -> None:
         self.world = World()
         self.request: PodVolumeRequest = pod_volume_request(kind, **request)
-        causes = self.world.causes_over(self.world.client)
-        self.exposer = PodVolumeExposer(self.world.client, causes, node=agent_node)
+        self._node = agent_node
         self.spec: JsonDict = {
             "nodeName": "node-a",
             "tolerations": [
@@ -73,24 +73,37 @@ class Scene:
         self.world.put(PERSISTENT_VOLUME_CLAIMS, "fsdata", namespace=space, spec=bound, status={"phase": "Bound"})
         self.world.put(PERSISTENT_VOLUMES, "pv-1", spec=source | spec)
 
+    def exposer(self, transport: Transport | None = None) -> PodVolumeExposer:
+        client = self.world.client_over(transport or self.world.kube)
+        return PodVolumeExposer(client, self.world.causes_over(client), node=self._node)
+
+    @property
+    def directory(self) -> str:
+        """Where the kubelet has the volumes of the workload pod."""
+        return f"/var/lib/kubelet/pods/{self.request.workload.uid}/volumes"
+
+    def name_only(self) -> None:
+        """Let the request name the workload pod without its UID."""
+        self.request = replace(self.request, workload=replace(self.request.workload, uid=None))
+
     async def remove_pod(self) -> None:
-        await self.world.client.delete(PODS, self.request.workload.namespace, self.request.workload.name)
+        await self.world.delete(PODS, str(self.request.workload))
+
+    async def locate(self) -> LocatedVolume | Pending:
+        return await self.exposer().locate(self.request, self.world.client)
 
     async def rejection(self) -> str:
         with pytest.raises(ExposeError) as rejected:
-            await self.exposer.locate(self.request, self.world.client)
+            await self.locate()
         return str(rejected.value)
 
 
 async def test_a_volume_is_located_with_its_node_and_tolerations_and_the_class_of_its_persistent_volume() -> None:
     scene = Scene()
     scene.put_volume({"local": {"path": "/x"}}, storageClassName="fast")
-
-    located = await scene.exposer.locate(scene.request, scene.world.client)
-
-    assert located == LocatedVolume(
+    assert await scene.locate() == LocatedVolume(
         "node-a",
-        f"/var/lib/kubelet/pods/{scene.request.workload.uid}/volumes/kubernetes.io~local-volume/pv-1",
+        f"{scene.directory}/kubernetes.io~local-volume/pv-1",
         (
             {"operator": "Exists", "effect": "NoSchedule"},
             {"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
@@ -101,76 +114,62 @@ async def test_a_volume_is_located_with_its_node_and_tolerations_and_the_class_o
     )
 
 
-async def test_a_volume_without_a_pvc_is_located() -> None:
-    scene = Scene()
+async def test_a_volume_without_a_pvc_is_located_below_the_kubelets_root() -> None:
+    scene = Scene(template=AgentTemplate("image", kubelet_root="/data/kubelet", host_pods="/host_pods"))
     scene.spec["volumes"] = [{"name": "fs", "emptyDir": {}}]
     scene.put_pod(RUNNING)
-
-    located = await scene.exposer.locate(scene.request, scene.world.client)
-
+    located = await scene.locate()
     assert isinstance(located, LocatedVolume)
-    assert located.directory.endswith("/volumes/kubernetes.io~empty-dir/fs")
-
-
-async def test_the_kubelets_root_is_from_the_daemonset() -> None:
-    template = AgentTemplate("image", kubelet_root="/data/kubelet", host_pods="/host_pods")
-    located = await (scene := Scene(template=template)).exposer.locate(scene.request, scene.world.client)
-    assert isinstance(located, LocatedVolume)
-    assert located.directory.startswith("/data/kubelet/pods/")
+    directory = f"/data/kubelet/pods/{scene.request.workload.uid}/volumes/kubernetes.io~empty-dir/fs"
+    assert (located.directory, located.claim, located.storage_class) == (directory, None, None)
 
 
 async def test_pod_volumes_are_rejected_where_host_pods_is_not_mounted() -> None:
-    scene = Scene(template=AgentTemplate("image", host_pods=None))
-    assert await scene.rejection() == (
+    assert await Scene(template=AgentTemplate("image", host_pods=None)).rejection() == (
         "pod volumes are not accessible: the node agent's DaemonSet does not mount the volume host-pods"
     )
 
 
+GOING: JsonDict = {"deletionTimestamp": "2026-11-21T11:00:00Z", "finalizers": ["x/y"]}
+
+
 @pytest.mark.parametrize(
-    ("status", "text"),
+    ("status", "meta", "text"),
     [
-        ({"phase": "Pending"}, "is not running: phase Pending"),
-        ({"phase": "Succeeded"}, "is not available: phase Succeeded, its volumes are unmounted"),
-        ({"phase": "Failed"}, "is not available: phase Failed, its volumes are unmounted"),
+        ({"phase": "Pending"}, {}, "is not running: phase Pending"),
+        ({"phase": "Succeeded"}, {}, "is not available: phase Succeeded, its volumes are unmounted"),
+        ({"phase": "Failed"}, {}, "is not available: phase Failed, its volumes are unmounted"),
+        (RUNNING, GOING, "is not available: it is being deleted"),
+        (RUNNING, {"uid": "another"}, "is not available: the pod of that name has the UID another, not UID"),
+        (None, {}, "is not available: it does not exist"),
     ],
+    ids=["not yet", "ended", "failed", "terminating", "another", "deleted"],
 )
-async def test_a_pod_that_is_not_running_is_not_backed_up(status: JsonDict, text: str) -> None:
+async def test_a_pod_that_is_not_running_is_not_backed_up(
+    status: JsonDict | None, meta: dict[str, Any], text: str
+) -> None:
     scene = Scene()
-    scene.put_pod(status)
-    assert await scene.rejection() == f"workload pod app/writer {text}"
+    await scene.remove_pod()
+    if status is not None:
+        scene.put_pod(status, **meta)
+    expected = f"workload pod app/writer {text}".replace("not UID", f"not {scene.request.workload.uid}")
+    assert await scene.rejection() == expected
 
 
 @pytest.mark.parametrize("state", ["state", "lastState"])
 async def test_a_backup_is_pending_while_the_kubelet_starts_its_pod_again(state: str) -> None:
     scene = Scene()
     scene.put_pod({"phase": "Pending", "containerStatuses": [{"name": "c", state: {"terminated": {"exitCode": 255}}}]})
-    assert await scene.exposer.locate(scene.request, scene.world.client) == Pending(
-        "WorkloadNotStarting", "workload pod app/writer is not running: phase Pending, starting again", blocked=True
-    )
+    text = "workload pod app/writer is not running: phase Pending, starting again"
+    assert await scene.locate() == Pending("WorkloadNotStarting", text, blocked=True)
 
 
-@pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
 @pytest.mark.parametrize("lacks", ["namespace", "name"])
-async def test_a_request_without_a_pod_is_rejected(kind: str, lacks: str) -> None:
+async def test_a_request_without_a_pod_is_rejected(lacks: str) -> None:
     """No definition asks for either, and a restore would wait for that pod without end."""
-    scene = Scene(kind)
+    scene = Scene("podvolumerestore")
     scene.request = replace(scene.request, workload=replace(scene.request.workload, **{lacks: "", "uid": ""}))
     assert await scene.rejection() == "spec.pod: namespace and name are required"
-
-
-async def test_a_deleted_a_terminating_and_another_pod_have_different_messages() -> None:
-    scene = Scene()
-    scene.put_pod(RUNNING, deletionTimestamp="2026-11-21T11:00:00Z", finalizers=["x/y"])
-    going = await scene.rejection()
-    scene = Scene()
-    await scene.remove_pod()
-    gone = await scene.rejection()
-    scene.put_pod(RUNNING, uid="another")
-    replaced = await scene.rejection()
-
-    begin = "workload pod app/writer is not available: "
-    assert (going, gone) == (f"{begin}it is being deleted", f"{begin}it does not exist")
-    assert replaced.startswith(f"{begin}the pod of that name has the UID another, not ")
 
 
 @pytest.mark.parametrize("field", ["initContainers", "containers", "ephemeralContainers"])
@@ -179,24 +178,19 @@ async def test_a_volume_that_one_container_mounts_is_located(field: str) -> None
     mounting = scene.spec.pop("containers")
     scene.spec |= {"initContainers": [], "containers": [{"name": "app"}]} | {field: mounting}
     scene.put_pod(RUNNING)
-    assert isinstance(await scene.exposer.locate(scene.request, scene.world.client), LocatedVolume)
+    assert isinstance(await scene.locate(), LocatedVolume)
 
 
 async def test_an_unsupported_volume_is_rejected_with_its_reason() -> None:
-    said = {}
-    for name in ("nothing", "unused"):
-        said[name] = await Scene(volume=name).rejection()
+    said = {name: await Scene(volume=name).rejection() for name in ("nothing", "unused")}
     scene = Scene()
     scene.put_volume({"local": {}}, volumeMode="Block")
     said["block"] = await scene.rejection()
-    scene = Scene()
+    scene.put_volume({"hostPath": {"path": "/x"}})
+    said["hostPath"] = await scene.rejection()
     scene.spec["containers"][0]["volumeDevices"] = [{"name": "fs", "devicePath": "/d"}]
     scene.put_pod(RUNNING)
     said["device"] = await scene.rejection()
-    scene = Scene()
-    scene.put_volume({"hostPath": {"path": "/x"}})
-    said["hostPath"] = await scene.rejection()
-
     block = "volume fs of workload pod app/writer is a block volume: pod volumes must be file systems"
     assert said == {
         "nothing": "workload pod app/writer has no volume nothing",
@@ -208,14 +202,11 @@ async def test_an_unsupported_volume_is_rejected_with_its_reason() -> None:
 
 
 async def test_a_missing_pvc_or_volume_is_named() -> None:
-    scene = Scene()
-    await scene.world.client.delete(PERSISTENT_VOLUMES, "", "pv-1")
-    without_volume = await scene.rejection()
-    await scene.world.client.delete(PERSISTENT_VOLUME_CLAIMS, "app", "fsdata")
-    without_claim = await scene.rejection()
-
-    place = "PersistentVolumeClaim app/fsdata of volume fs"
-    assert (without_volume, without_claim) == (f"{place} has no PersistentVolume", f"{place} does not exist")
+    scene, place = Scene(), "PersistentVolumeClaim app/fsdata of volume fs"
+    await scene.world.delete(PERSISTENT_VOLUMES, "pv-1")
+    assert await scene.rejection() == f"{place} has no PersistentVolume"
+    await scene.world.delete(PERSISTENT_VOLUME_CLAIMS, "app/fsdata")
+    assert await scene.rejection() == f"{place} does not exist"
 
 
 @pytest.mark.parametrize(
@@ -226,9 +217,8 @@ async def test_a_missing_pvc_or_volume_is_named() -> None:
 async def test_a_restore_is_pending_until_its_init_container_runs(status: JsonDict) -> None:
     scene = Scene("podvolumerestore")
     scene.put_pod(status)
-    assert await scene.exposer.locate(scene.request, scene.world.client) == Pending(
-        "WorkloadNotWaiting", "init container restore-wait of workload pod app3/writer is not running"
-    )
+    text = "init container restore-wait of workload pod app3/writer is not running"
+    assert await scene.locate() == Pending("WorkloadNotWaiting", text)
 
 
 @pytest.mark.parametrize(
@@ -248,41 +238,34 @@ async def test_a_volume_is_confirmed_while_its_pod_has_it_or_found_its_data(
     scene = Scene(kind)
     scene.put_pod(status)
     if ok:
-        await scene.exposer.confirm(scene.request)
+        await scene.exposer().confirm(scene.request)
     else:
         with pytest.raises(ExposeError, match=r"workload pod .* is not available"):
-            await scene.exposer.confirm(scene.request)
+            await scene.exposer().confirm(scene.request)
 
 
 @pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
 async def test_a_volume_is_exposed_once_and_cleanup_deletes_everything(kind: str) -> None:
     scene = Scene(kind)
     before = scene.world.names()
-
-    first = await scene.world.until_exposed(lambda: scene.exposer.ensure(scene.request, no_guard))
-    again = await scene.exposer.ensure(scene.request, no_guard)
-
-    assert isinstance(again, Exposed)
+    first, again = await expose(scene), await ensure(scene)
     assert again.pod["metadata"]["uid"] == first.pod["metadata"]["uid"]
-    assert await scene.exposer.read_node(scene.request) == "node-a"
-    await scene.world.until_none(lambda: scene.exposer.clean_up(scene.request))
+    assert await scene.exposer().read_node(scene.request) == "node-a"
+    await clean_up(scene)
     assert scene.world.names() == before
 
 
 async def test_a_mover_that_a_previous_agent_left_to_the_scheduler_is_continued() -> None:
     scene = Scene()
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}
-    await scene.exposer.ensure(scene.request, no_guard)
-    pod = await scene.world.client.get(PODS, "velero", scene.request.owner.name)
+    await ensure(scene)
+    name = scene.request.owner.name
+    pod = scene.world.find(PODS, name)
     del pod["spec"]["nodeName"]
     scene.world.kube.put(pod | {"status": {"phase": "Pending", "conditions": [unschedulable]}})
-
-    pending = await scene.exposer.ensure(scene.request, no_guard)
-
-    text = f"Pod velero/{scene.request.owner.name} cannot be scheduled: no node"
-    assert pending == Pending("Unschedulable", text, blocked=True)
-    (found,) = (each for each in scene.world.kube.objects(PODS) if each["metadata"]["namespace"] == "velero")
-    assert found["metadata"]["uid"] == pod["metadata"]["uid"]
+    text = f"Pod velero/{name} cannot be scheduled: no node"
+    assert await ensure(scene) == Pending("Unschedulable", text, blocked=True)
+    assert scene.world.find(PODS, name)["metadata"]["uid"] == pod["metadata"]["uid"]
 
 
 def found_by(agent_node: str, host_pods: Path, kind: str) -> Scene:
@@ -290,6 +273,13 @@ def found_by(agent_node: str, host_pods: Path, kind: str) -> Scene:
     scene = Scene(kind, agent_node=agent_node, template=AgentTemplate("image", host_pods=str(host_pods)))
     (host_pods / str(scene.request.workload.uid) / "volumes" / "example.com~disk" / "pv-1").mkdir(parents=True)
     return scene
+
+
+async def mounted(scene: Scene) -> str:
+    """Return the directory that the mover mounts."""
+    volumes = (await expose(scene)).pod["spec"]["volumes"]
+    (path,) = (one.get("hostPath", {}).get("path") for one in volumes if one["name"] == scene.request.owner.uid)
+    return str(path)
 
 
 @pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
@@ -300,88 +290,64 @@ async def test_the_directory_is_looked_up_by_the_agent_of_its_node(
     tmp_path: Path, kind: str, agent_node: str, plugin: str
 ) -> None:
     scene = found_by(agent_node, tmp_path, kind)
-
-    exposed = await scene.world.until_exposed(lambda: scene.exposer.ensure(scene.request, no_guard))
-
-    uid = scene.request.workload.uid
-    (volume,) = (v for v in exposed.pod["spec"]["volumes"] if v["name"] == scene.request.owner.uid)
-    assert volume["hostPath"]["path"] == f"/var/lib/kubelet/pods/{uid}/volumes/{plugin}/pv-1"
+    assert await mounted(scene) == f"{scene.directory}/{plugin}/pv-1"
 
 
 async def test_nothing_is_created_for_a_volume_without_a_directory(tmp_path: Path) -> None:
     scene = found_by("node-a", tmp_path, "podvolumerestore")
     (tmp_path / str(scene.request.workload.uid) / "volumes" / "example.com~disk" / "pv-1").rmdir()
     before = scene.world.names()
-
     with pytest.raises(ExposeError, match=r"volume fs of workload pod app3/writer is not in .*, found nothing$"):
-        await scene.exposer.ensure(scene.request, no_guard)
-
+        await ensure(scene)
     assert scene.world.names() == before
 
 
 async def test_an_expose_fails_when_the_workload_is_deleted_while_its_mover_is_pending() -> None:
     scene = Scene()
-    await scene.exposer.ensure(scene.request, no_guard)
+    await ensure(scene)
     await scene.remove_pod()
-
-    assert "is not available" in await scene.rejection()
-    assert await scene.exposer.read_node(scene.request) is None
+    assert await scene.exposer().read_node(scene.request) is None
     with pytest.raises(ExposeError, match="is not available"):
-        await scene.exposer.ensure(scene.request, no_guard)
+        await ensure(scene)
 
 
 @pytest.mark.parametrize("ended", [True, False])
 async def test_objects_of_a_finished_owner_are_deleted(ended: bool) -> None:
     scene = Scene()
-
     with pytest.raises(NotOwnerError):
-        await scene.exposer.ensure(scene.request, Guard(2, ended=ended))
-
-    left = await scene.world.client.read(PODS, "velero", scene.request.owner.name)
-    assert (left is None) is ended
+        await expose(scene, guard=GuardAt(2, ended=ended))
+    assert (f"Pod velero/{scene.request.owner.name}" in scene.world.names()) is not ended
 
 
 @pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
 async def test_a_reference_without_uid_is_the_pod_whose_directory_the_mover_mounts(kind: str) -> None:
     scene = Scene(kind)
-    named = replace(scene.request, workload=replace(scene.request.workload, uid=None))
-
-    exposed = await scene.world.until_exposed(lambda: scene.exposer.ensure(named, no_guard))
-
-    uid = scene.request.workload.uid
-    (volume,) = (v for v in exposed.pod["spec"]["volumes"] if v["name"] == named.owner.uid)
-    assert f"/pods/{uid}/volumes/" in volume["hostPath"]["path"]
-    assert await scene.exposer.read_node(named) == "node-a"
-    await scene.exposer.confirm(named)
+    uid, directory = scene.request.workload.uid, scene.directory
+    scene.name_only()
+    assert (await mounted(scene)).startswith(f"{directory}/")
+    assert await scene.exposer().read_node(scene.request) == "node-a"
+    await scene.exposer().confirm(scene.request)
     await scene.remove_pod()
     scene.put_pod(RUNNING if kind == "podvolumebackup" else init_status(DONE_STATE), uid="another")
     with pytest.raises(ExposeError, match=f"has the UID another, not {uid}"):
-        await scene.exposer.confirm(named)
+        await scene.exposer().confirm(scene.request)
 
 
-async def test_a_reference_without_uid_is_not_confirmed_once_its_mover_is_deleted() -> None:
+async def test_a_reference_without_uid_is_not_confirmed_without_a_mover_of_its_directory() -> None:
     scene = Scene()
-    named = replace(scene.request, workload=replace(scene.request.workload, uid=None))
+    scene.name_only()
     with pytest.raises(ExposeError, match="cannot determine the UID of workload pod"):
-        await scene.exposer.confirm(named)
-
-
-async def test_a_reference_without_uid_is_not_confirmed_by_a_mover_of_another_directory() -> None:
-    scene = Scene()
+        await scene.exposer().confirm(scene.request)
     owner = scene.request.owner
     volume = {"name": owner.uid, "hostPath": {"path": "/var/lib/kubelet"}}
-    pod = {"metadata": {"namespace": owner.namespace, "name": owner.name, "labels": owner.labels}}
-    scene.world.kube.put({"apiVersion": "v1", "kind": "Pod", **pod, "spec": {"volumes": [volume]}})
-    named = replace(scene.request, workload=replace(scene.request.workload, uid=""))
+    scene.world.put(PODS, owner.name, namespace="velero", labels=owner.labels, spec={"volumes": [volume]})
     with pytest.raises(ExposeError, match="mounts no directory of workload pod"):
-        await scene.exposer.confirm(named)
+        await scene.exposer().confirm(scene.request)
 
 
 async def test_a_restore_is_pending_for_a_reference_without_uid() -> None:
     scene = Scene("podvolumerestore")
     await scene.remove_pod()
-    named = replace(scene.request, workload=replace(scene.request.workload, uid=None))
-    assert await scene.exposer.locate(named, scene.world.client) == Pending(
-        "WorkloadAbsent", "workload pod app3/writer does not exist yet"
-    )
     assert "it does not exist" in await scene.rejection()
+    scene.name_only()
+    assert await scene.locate() == Pending("WorkloadAbsent", "workload pod app3/writer does not exist yet")

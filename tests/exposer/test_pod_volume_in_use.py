@@ -10,7 +10,7 @@ from core.kube.resources import PERSISTENT_VOLUMES, POD_VOLUME_RESTORES, PODS
 from core.models.base import JsonDict
 from core.models.transfer_settings import InPlace
 from exposer.model import Pending
-from tests.exposer.support.world import no_guard
+from tests.exposer.support.steps import ensure, expose
 from tests.exposer.test_pod_volume import RESTORE, WAITING_STATE, Scene, init_status
 from tests.support.golden import recorded
 
@@ -24,53 +24,36 @@ def _held(*args: str) -> JsonDict:
 OF_THIS_RESTORE = _held(RESTORE)
 
 
-def _other_pod(
-    scene: Scene,
-    name: str,
-    claim: str = "fsdata",
-    *,
-    namespace: str = "",
-    labels: JsonDict | None = None,
-    status: JsonDict | None = None,
-    **spec: Any,
-) -> None:
+def _other_pod(scene: Scene, claim: str = "fsdata", *, namespace: str = "app3", **fields: Any) -> None:
+    """Store the pod web-0, which names this PVC; `fields` are of its metadata, its status, else of its spec."""
     owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web", "uid": "u", "controller": True}
-    obj = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "namespace": namespace or scene.request.workload.namespace,
-            "ownerReferences": [owner],
-            "labels": labels or {},
-        },
-        "spec": {"nodeName": "node-b", "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}]}
-        | spec,
-        "status": status or {"phase": "Running"},
-    }
-    scene.world.kube.put(obj)
+    rest = {key: fields.pop(key) for key in ("labels", "status") if key in fields}
+    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}]
+    spec = {"nodeName": "node-b", "volumes": volumes} | fields
+    whole = {"status": {"phase": "Running"}} | rest
+    scene.world.put(PODS, "web-0", namespace=namespace, ownerReferences=[owner], spec=spec, **whole)
+
+
+def _has_mover(scene: Scene) -> bool:
+    return f"Pod velero/{scene.request.owner.name}" in scene.world.names()
 
 
 @pytest.mark.cause("volume-in-use")
 async def test_a_restore_in_place_waits_while_another_pod_uses_the_claim_and_fails_once_it_has_a_mover() -> None:
     scene = Scene("podvolumerestore", in_place=InPlace(incremental=True))
-    _other_pod(scene, "web-0")
-
-    pending = await scene.exposer.ensure(scene.request, no_guard)
-
+    _other_pod(scene)
     text = (
         "PersistentVolumeClaim app3/fsdata is in use by pod app3/web-0 of StatefulSet web: "
         "a restore in place needs it alone"
     )
-    assert pending == Pending("VolumeInUse", text, blocked=True)
-    assert await scene.world.client.read(PODS, "velero", scene.request.owner.name) is None
-
-    await scene.world.client.delete(PODS, "app3", "web-0")
-    await scene.world.until_exposed(lambda: scene.exposer.ensure(scene.request, no_guard))
-    await scene.exposer.confirm_alone(scene.request)
-    _other_pod(scene, "web-0")
+    assert await ensure(scene) == Pending("VolumeInUse", text, blocked=True)
+    assert not _has_mover(scene)
+    await scene.world.delete(PODS, "app3/web-0")
+    await expose(scene)
+    await scene.exposer().confirm_alone(scene.request)
+    _other_pod(scene)
     with pytest.raises(ExposeError, match=f"^{re.escape(text)}$"):
-        await scene.exposer.confirm_alone(scene.request)
+        await scene.exposer().confirm_alone(scene.request)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +70,10 @@ async def test_a_restore_in_place_waits_while_another_pod_uses_the_claim_and_fai
 )
 async def test_a_pod_that_does_not_have_the_volume_delays_no_restore_in_place(other: dict[str, Any]) -> None:
     scene = Scene("podvolumerestore", in_place=InPlace())
-    _other_pod(scene, "web-0", **other)
-    await scene.exposer.ensure(scene.request, no_guard)
-    assert await scene.world.client.read(PODS, "velero", scene.request.owner.name) is not None
-    await scene.exposer.confirm_alone(scene.request)
+    _other_pod(scene, **other)
+    await ensure(scene)
+    assert _has_mover(scene)
+    await scene.exposer().confirm_alone(scene.request)
 
 
 @pytest.mark.parametrize(
@@ -107,16 +90,16 @@ async def test_a_pod_that_does_not_have_the_volume_delays_no_restore_in_place(ot
 async def test_a_pod_that_may_write_delays_a_restore_in_place(other: dict[str, Any]) -> None:
     scene = Scene("podvolumerestore", in_place=InPlace())
     scene.put_pod(init_status(WAITING_STATE), labels=RESTORED)
-    _other_pod(scene, "web-0", **other)
-    assert isinstance(await scene.exposer.ensure(scene.request, no_guard), Pending)
+    _other_pod(scene, **other)
+    assert isinstance(await ensure(scene), Pending)
 
 
-async def test_no_pod_is_held_where_the_workload_does_not_tell_its_restore() -> None:
+async def test_no_pod_is_held_where_the_workload_does_not_name_its_restore() -> None:
     scene = Scene("podvolumerestore", in_place=InPlace())
     del scene.spec["initContainers"][0]["args"]
     scene.put_pod(init_status(WAITING_STATE))
-    _other_pod(scene, "web-0", **_held())
-    assert isinstance(await scene.exposer.ensure(scene.request, no_guard), Pending)
+    _other_pod(scene, **_held())
+    assert isinstance(await ensure(scene), Pending)
 
 
 async def test_a_restore_in_place_waits_while_the_storage_is_used_through_another_volume() -> None:
@@ -124,24 +107,21 @@ async def test_a_restore_in_place_waits_while_the_storage_is_used_through_anothe
     share = {"nfs": {"server": "s", "path": "/p"}}
     scene.put_volume(share)
     scene.world.put(PERSISTENT_VOLUMES, "pv-2", spec=share | {"claimRef": {"namespace": "app9", "name": "twin"}})
-    _other_pod(scene, "web-0", "twin", namespace="app9")
-
-    found = await scene.exposer.ensure(scene.request, no_guard)
-
+    _other_pod(scene, "twin", namespace="app9")
     text = (
         "PersistentVolumeClaim app3/fsdata is in use: pod app9/web-0 of StatefulSet web has PersistentVolume pv-2 "
         "of the same storage: a restore in place needs it alone"
     )
-    assert found == Pending("VolumeInUse", text, blocked=True)
+    assert await ensure(scene) == Pending("VolumeInUse", text, blocked=True)
     with pytest.raises(ExposeError, match=f"^{re.escape(text)}$"):
-        await scene.exposer.confirm_alone(scene.request)
+        await scene.exposer().confirm_alone(scene.request)
 
 
 async def test_a_plain_restore_asks_for_no_other_pods() -> None:
     scene = Scene("podvolumerestore")
-    _other_pod(scene, "web-0")
-    await scene.world.until_exposed(lambda: scene.exposer.ensure(scene.request, no_guard))
-    await scene.exposer.confirm_alone(scene.request)
+    _other_pod(scene)
+    await expose(scene)
+    await scene.exposer().confirm_alone(scene.request)
 
 
 EARLIER, LATER = "2026-11-21T11:15:01Z", "2026-11-21T11:15:03Z"
@@ -185,12 +165,9 @@ async def test_restores_of_one_claim_into_one_pod_follow_each_other_and_the_last
         status={"phase": other.get("phase", "New")},
     )
     if found == "pending":
-        text = (
-            "PersistentVolumeClaim app3/fsdata is being restored by PodVolumeRestore {}, for another volume of the pod"
-        )
-        expected = Pending("VolumeInUse", text.format(other.get("name", "r2-zzzzz")))
-        assert await scene.exposer.locate(scene.request, scene.world.client) == expected
+        by = f"PodVolumeRestore {other.get('name', 'r2-zzzzz')}"
+        text = f"PersistentVolumeClaim app3/fsdata is being restored by {by}, for another volume of the pod"
+        assert await scene.locate() == Pending("VolumeInUse", text)
     else:
-        exposed = await scene.world.until_exposed(lambda: scene.exposer.ensure(scene.request, no_guard))
-        (container,) = exposed.pod["spec"]["containers"]
+        (container,) = (await expose(scene)).pod["spec"]["containers"]
         assert ("--followed" in container["args"]) is (found == "followed")

@@ -1,5 +1,6 @@
 """The snapshot on the storage outlives a transfer as its deletion policy says, unless its handover was finished."""
 
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 
 import pytest
@@ -8,31 +9,26 @@ from core.errors import ExposeError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
-from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.manifests import SOURCE_ANNOTATION
 from exposer.model import NotOwnerError, Pending
 from tests.exposer.support.cuts import Cut, cut_short
 from tests.exposer.support.inputs import snapshot_request
 from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
-from tests.exposer.support.world import World, no_guard
-from tests.exposer.test_csi_snapshot import BYSTANDERS, assert_clean, assert_exposed, clean_up, expose, only
-from tests.exposer.test_csi_snapshot_guard import GUARDED, Guard
+from tests.exposer.support.steps import GuardAt, check, clean_up, collect, ensure, expose
+from tests.exposer.support.world import World
+from tests.exposer.test_csi_snapshot import BYSTANDERS, GUARDED, assert_clean, assert_exposed, only
 
 SNAPSHOT = "VolumeSnapshot app/velero-data-lwkc4"
 CONTENT = f"VolumeSnapshotContent /{SOURCE_CONTENT}"
-STAGES = (
-    "untouched",
-    "shared",
-    "with a snapshot",
-    "set to Retain",
-    "snapshot deleted",
-    "handed over",
-    "with a PVC",
-    "with a pod",
-)
+_WRITES = ("shared", "with a snapshot", "set to Retain", "snapshot deleted", "handed over", "with a PVC", "with a pod")
+STAGES = ("untouched", *_WRITES)
 """What the last write of an interrupted expose has left."""
 by_stage = pytest.mark.parametrize("stage", STAGES)
+by_end = pytest.mark.parametrize("end", [clean_up, collect], ids=["cleanup", "garbage collection"])
 by_policy = pytest.mark.parametrize("policy", ["Delete", "Retain"])
+
+
+End = Callable[[BackupScene], Awaitable[None]]
 
 
 def source_content(scene: BackupScene) -> JsonDict | None:
@@ -45,13 +41,13 @@ def is_handed_over(scene: BackupScene) -> bool:
     return content is None or "deletionTimestamp" in content["metadata"]
 
 
-def assert_retained(scene: BackupScene, *beside: str) -> None:
+def assert_retained(scene: BackupScene) -> None:
     """Assert that the source content is as it was found, that its handle exists, and that nothing of ours is left."""
     content = source_content(scene)
     assert content is not None
     assert content["spec"]["deletionPolicy"] == "Retain"
     assert scene.world.handles == {HANDLE, "other"}
-    assert scene.world.names() == BYSTANDERS | {CONTENT, *beside}
+    assert scene.world.names() == BYSTANDERS | {CONTENT}
     assert scene.world.violations == []
 
 
@@ -82,7 +78,7 @@ async def find_stages() -> dict[str, int]:
     scene = BackupScene()
     cut = Cut(scene.world.kube)
     await expose(scene, cut)
-    return dict(zip(STAGES[1:], writes(cut), strict=True))
+    return dict(zip(_WRITES, writes(cut), strict=True))
 
 
 @by_policy
@@ -92,18 +88,14 @@ async def test_a_transfer_that_ends_in_any_stage_keeps_or_deletes_its_snapshot(p
     scene = BackupScene(policy=policy)
     handed_over = await expose_until(scene, stage)
     calm = Cut(scene.world.kube)
-
     await clean_up(scene, calm)
-
     assert_ended(scene, policy, handed_over=handed_over)
     for at in writes(calm):
         scene = BackupScene(policy=policy)
         await expose_until(scene, stage)
         assert await cut_short(clean_up(scene, Cut(scene.world.kube, at, applied=True)))
         await scene.world.settle()
-
         await clean_up(scene)
-
         assert_ended(scene, policy, handed_over=handed_over)
 
 
@@ -113,9 +105,7 @@ async def test_garbage_collection_in_any_stage_restores_the_policy_that_was_foun
     scene = BackupScene(policy=policy)
     handed_over = await expose_until(scene, stage)
     source_is_there = SNAPSHOT in scene.world.names()
-
     await collect(scene)
-
     if source_is_there:
         assert only(scene, VOLUME_SNAPSHOT_CONTENTS, SOURCE_CONTENT)["spec"]["deletionPolicy"] == policy
         assert scene.world.names() == BYSTANDERS | {SNAPSHOT, CONTENT}
@@ -124,34 +114,19 @@ async def test_garbage_collection_in_any_stage_restores_the_policy_that_was_foun
         assert_ended(scene, policy, handed_over=handed_over)
 
 
-async def collect(scene: BackupScene) -> None:
-    """Collect the objects of the transfer, as if it had been force-deleted."""
-    for _ in range(20):
-        leaked = await list_leaked_objects(scene.world.client, "velero")
-        if not leaked:
-            return
-        for each in leaked.values():
-            await delete_leaked_objects(scene.world.client, each)
-        await scene.world.settle()
-    raise AssertionError(f"never collected: {scene.world.names()}")
-
-
-@pytest.mark.parametrize("collected", [False, True], ids=["cleanup", "garbage collection"])
-async def test_a_snapshot_is_deleted_although_the_driver_did_not_answer_before(*, collected: bool) -> None:
+@by_end
+async def test_a_snapshot_is_deleted_although_the_driver_did_not_answer_before(end: End) -> None:
     """The transfer fails by its timeout, or is canceled: the sidecar has not seen the backup content."""
     scene = BackupScene()
     scene.world.answers = False
     for _ in range(8):
-        found = await scene.exposer().ensure(scene.request, no_guard)
+        found = await ensure(scene)
         await scene.world.settle()
-    assert isinstance(found, Pending)
     assert found.message == "VolumeSnapshot velero/b1-q9txn is not ready yet"
-
     for answers in (False, True):
         scene.world.answers = answers
         with nullcontext() if answers else pytest.raises(AssertionError, match=r"^never "):
-            await (collect(scene) if collected else clean_up(scene))
-
+            await end(scene)
     assert_clean(scene)
 
 
@@ -160,25 +135,19 @@ async def test_a_source_content_that_another_client_deletes_leaves_the_snapshot_
     """It is terminating for as long as its VolumeSnapshot exists, which the handover deletes."""
     scene = BackupScene()
     await expose_until(scene, stage)
-    await scene.world.client.delete(VOLUME_SNAPSHOT_CONTENTS, "", SOURCE_CONTENT)
-    await scene.world.settle()
-
+    await scene.world.delete(VOLUME_SNAPSHOT_CONTENTS, SOURCE_CONTENT, settle=True)
     await expose(scene)
-
     assert_exposed(scene)
 
 
 @pytest.mark.parametrize("stage", ["shared", "with a snapshot"])
-@pytest.mark.parametrize("collected", [False, True], ids=["cleanup", "garbage collection"])
-async def test_a_retained_snapshot_stays_if_another_client_deletes_its_content(stage: str, *, collected: bool) -> None:
+@by_end
+async def test_a_retained_snapshot_stays_if_another_client_deletes_its_content(stage: str, end: End) -> None:
     """The handover has not begun to delete it: it is terminating, and its VolumeSnapshot exists."""
     scene = BackupScene(policy="Retain")
     await expose_until(scene, stage)
-    await scene.world.client.delete(VOLUME_SNAPSHOT_CONTENTS, "", SOURCE_CONTENT)
-    await scene.world.settle()
-
-    await (collect(scene) if collected else clean_up(scene))
-
+    await scene.world.delete(VOLUME_SNAPSHOT_CONTENTS, SOURCE_CONTENT, settle=True)
+    await end(scene)
     assert scene.world.handles == {HANDLE, "other"}
     assert "VolumeSnapshotContent /b1-q9txn" not in scene.world.names()
 
@@ -187,11 +156,8 @@ async def test_a_content_whose_snapshot_alone_was_deleted_is_kept() -> None:
     """With Retain, its owner deletes the VolumeSnapshot in order to keep the content."""
     scene = BackupScene(policy="Retain")
     await expose_until(scene, "with a snapshot")
-    await scene.world.client.delete(VOLUME_SNAPSHOTS, "app", "velero-data-lwkc4")
-    await scene.world.settle()
-
+    await scene.world.delete(VOLUME_SNAPSHOTS, "app/velero-data-lwkc4", settle=True)
     await collect(scene)
-
     assert_retained(scene)
 
 
@@ -203,11 +169,8 @@ async def test_an_earlier_version_recorded_no_policy(policy: str) -> None:
     content = only(scene, VOLUME_SNAPSHOT_CONTENTS)
     recorded = content["metadata"]["annotations"][SOURCE_ANNOTATION].replace(f',"deletionPolicy":"{policy}"', "")
     assert "deletionPolicy" not in recorded
-    patch = {"metadata": {"annotations": {SOURCE_ANNOTATION: recorded}}}
-    await scene.world.client.patch(VOLUME_SNAPSHOT_CONTENTS, "", "b1-q9txn", patch)
-
+    await scene.world.patch(VOLUME_SNAPSHOT_CONTENTS, "b1-q9txn", annotations={SOURCE_ANNOTATION: recorded})
     await clean_up(scene)
-
     assert_clean(scene)
 
 
@@ -232,13 +195,10 @@ async def test_an_expose_that_outlives_its_transfer_deletes_no_snapshot_that_is_
 ) -> None:
     """The cleanup of the transfer has already ended when a late agent creates the objects again."""
     scene = BackupScene(policy=policy)
-    guard = Guard(at, ended=True)
-
     with pytest.raises(NotOwnerError):
-        await scene.world.until_exposed(lambda: scene.exposer(AtOnce(scene.world)).ensure(scene.request, guard))
+        await expose(scene, AtOnce(scene.world), GuardAt(at, ended=True))
     handed_over = is_handed_over(scene)
     await scene.world.settle()
-
     assert "VolumeSnapshotContent /b1-q9txn" not in scene.world.names()
     if not handed_over and (policy == "Retain" or SNAPSHOT in scene.world.names()):
         assert scene.world.handles == {HANDLE, "other"}
@@ -253,10 +213,8 @@ async def test_an_expose_that_outlives_its_transfer_deletes_no_source_that_anoth
     scene = BackupScene(policy=policy)
     await expose_until(scene, "with a snapshot")
     names, content = scene.world.names(), source_content(scene)
-
     with pytest.raises(NotOwnerError):
-        await scene.exposer().ensure(scene.request, Guard(1, ended=False))
-
+        await scene.exposer().ensure(scene.request, GuardAt(1, ended=False))
     assert (scene.world.names(), source_content(scene)) == (names, content)
 
 
@@ -268,36 +226,25 @@ OTHERS = {"namespace": "other", "name": "other", "uid": "uid-other"}
 async def test_a_content_of_another_snapshot_is_neither_used_nor_written_to(field: str) -> None:
     """A tenant may write the status of his VolumeSnapshot, and name any content in it."""
     scene = BackupScene(policy="Retain")
-    patch = {"spec": {"volumeSnapshotRef": {field: OTHERS[field]}}}
-    await scene.world.client.patch(VOLUME_SNAPSHOT_CONTENTS, "", SOURCE_CONTENT, patch)
+    reference = {"volumeSnapshotRef": {field: OTHERS[field]}}
+    await scene.world.patch(VOLUME_SNAPSHOT_CONTENTS, SOURCE_CONTENT, spec=reference)
     before = source_content(scene)
-    reference = {"namespace": "app", "name": "velero-data-lwkc4", "uid": "uid-velero-data-lwkc4"} | {
-        field: OTHERS[field]
-    }
-    other = f"belongs to VolumeSnapshot {reference['namespace']}/{reference['name']} .UID {reference['uid']}.$"
+    found = {"namespace": "app", "name": "velero-data-lwkc4", "uid": "uid-velero-data-lwkc4", field: OTHERS[field]}
+    other = f"belongs to VolumeSnapshot {found['namespace']}/{found['name']} .UID {found['uid']}.$"
     message = f"^VolumeSnapshotContent {SOURCE_CONTENT} in the status of VolumeSnapshot app/velero-data-lwkc4 .*{other}"
-
-    for step in (
-        scene.exposer().check(scene.request, scene.world.client),
-        scene.exposer().ensure(scene.request, no_guard),
-    ):
+    for step in (check, ensure):
         with pytest.raises(ExposeError, match=message):
-            await step
+            await step(scene)
     await scene.exposer().clean_up(scene.request)
-
     assert source_content(scene) == before
 
 
 async def test_a_content_that_is_not_bound_yet_is_waited_for() -> None:
     """The UID of a content that an administrator created is set by the snapshot controller."""
     scene = BackupScene()
-    patch: JsonDict = {"spec": {"volumeSnapshotRef": {"uid": None}}}
-    await scene.world.client.patch(VOLUME_SNAPSHOT_CONTENTS, "", SOURCE_CONTENT, patch)
-
-    found = await scene.exposer().ensure(scene.request, no_guard)
-
+    await scene.world.patch(VOLUME_SNAPSHOT_CONTENTS, SOURCE_CONTENT, spec={"volumeSnapshotRef": {"uid": None}})
     text = f"VolumeSnapshot app/velero-data-lwkc4 is not bound to VolumeSnapshotContent {SOURCE_CONTENT} yet"
-    assert found == Pending("SnapshotNotReady", text)
+    assert await ensure(scene) == Pending("SnapshotNotReady", text)
     await scene.world.settle()
     await expose(scene)
 
@@ -308,7 +255,6 @@ async def test_a_source_without_class_or_volume_fails_at_once_and_is_named() -> 
     unnamed = snapshot_request(storage_class="")
     with pytest.raises(ExposeError, match=r"^DataUpload velero/b1-q9txn has no csiSnapshot\.storageClass$"):
         await scene.exposer().check(unnamed, scene.world.client)
-
-    await scene.world.client.patch(PERSISTENT_VOLUME_CLAIMS, "app", "data", {"spec": {"volumeName": None}})
+    await scene.world.patch(PERSISTENT_VOLUME_CLAIMS, "app/data", spec={"volumeName": None})
     with pytest.raises(ExposeError, match=r"^PersistentVolumeClaim app/data has no PersistentVolume$"):
-        await scene.exposer().check(scene.request, scene.world.client)
+        await check(scene)

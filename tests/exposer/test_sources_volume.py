@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 
 from core.errors import ExposeError
-from core.kube.resources import (
-    NODES,
-    PERSISTENT_VOLUME_CLAIMS,
-    PERSISTENT_VOLUMES,
-    STORAGE_CLASSES,
-    VOLUME_ATTACHMENTS,
-)
+from core.kube.resources import NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES, VOLUME_ATTACHMENTS
 from core.models.base import JsonDict
 from exposer.pod_manifest import Placement
 from exposer.settings import BackupPVCSettings, PlacementRule, PlacementRules
@@ -70,27 +64,21 @@ async def test_the_topology_of_the_source_restricts_the_pod_of_a_late_binding_pv
     source = Source(binding=binding)
     source.world.put(STORAGE_CLASSES, "mapped", volumeBindingMode=mapped)
     settings = BackupPVCSettings(storage_class="mapped" if mapped else None)
-
     assert (await source.place(backup_pvcs={"hostpath": settings})).topology == topology
 
 
 @pytest.mark.parametrize(
     "remove",
-    [(PERSISTENT_VOLUME_CLAIMS, "app", "data"), (PERSISTENT_VOLUMES, "", "pv-1"), (STORAGE_CLASSES, "", "hostpath")],
-    ids=["claim", "volume", "class"],
+    [(PERSISTENT_VOLUME_CLAIMS, "app/data"), (PERSISTENT_VOLUMES, "pv-1"), (STORAGE_CLASSES, "hostpath"), None],
+    ids=["claim", "volume", "class", "topology"],
 )
-async def test_deleted_objects_add_no_restriction(remove: tuple[Any, str, str]) -> None:
+async def test_deleted_objects_add_no_restriction(remove: tuple[Any, str] | None) -> None:
     source = Source()
-    await source.world.client.delete(*remove)
-
+    if remove:
+        await source.world.delete(*remove)
+    else:
+        source.world.put(PERSISTENT_VOLUMES, "pv-1", spec={})
     assert await source.place() == Placement()
-
-
-async def test_a_volume_without_topology_adds_no_restriction() -> None:
-    source = Source()
-    source.world.put(PERSISTENT_VOLUMES, "pv-1", spec={})
-
-    assert (await source.place()).topology == ()
 
 
 @pytest.mark.parametrize(
@@ -100,9 +88,7 @@ async def test_rules_are_selected_by_the_class_of_the_backup_pvc(backup_class: s
     wanted = {"source": "hostpath", "shallow": "shallow", "all": ""}
     rules = {name: PlacementRule(({"key": name, "operator": "Exists"},), of) for name, of in wanted.items()}
     backup_pvc = BackupPVCSettings(storage_class=backup_class)
-
     found = await Source().place(nodes=PlacementRules(tuple(rules.values())), backup_pvcs={"hostpath": backup_pvc})
-
     assert found.alternatives == (rules[chosen].requirements,)
 
 
@@ -112,11 +98,8 @@ async def test_a_linked_clone_avoids_the_nodes_of_its_source(where: str) -> None
     source = Source(annotations=annotations if where == "source" else {})
     for node, volume in (("linux-1", "pv-1"), ("linux-2", "pv-1"), ("linux-3", "other")):
         source.attach(node, volume)
-
-    found = await source.place(
-        backup_pvcs={"hostpath": BackupPVCSettings(annotations=annotations if where != "source" else {})}
-    )
-
+    settings = BackupPVCSettings(annotations=annotations if where != "source" else {})
+    found = await source.place(backup_pvcs={"hostpath": settings})
     assert found.avoid_nodes == ("linux-1", "linux-2")
 
 
@@ -130,9 +113,7 @@ NODE = "volume.kubernetes.io/selected-node"
         pytest.param(True, BOTH, "windows-1", {}, id="attached"),
         pytest.param(False, BOTH, "linux-1", {"annotations": {NODE: "windows-1"}}, id="attached first"),
         pytest.param(True, BOTH, "", {"annotations": {NODE: "windows-1"}}, id="selected"),
-        pytest.param(
-            False, BOTH, "", {"annotations": {NODE: "linux-1"}, "fs_type": "ntfs"}, id="node before file system"
-        ),
+        pytest.param(False, BOTH, "", {"annotations": {NODE: "linux-1"}, "fs_type": "ntfs"}, id="node first"),
         pytest.param(True, BOTH, "", {"annotations": {NODE: "gone"}, "fs_type": "NTFS"}, id="file system"),
         pytest.param(False, BOTH, "", {"fs_type": "ext4"}, id="another file system"),
         pytest.param(False, BOTH, "windows-1", {"spec": {"volumeMode": "Block"}}, id="a device"),
@@ -146,7 +127,6 @@ async def test_the_operating_system_follows_the_node_and_then_the_file_system(
     scene = Source(**source)
     if attached:
         scene.attach(attached)
-
     assert await needs_windows(scene.world.client, snapshot_request(template=template)) is needed
     with pytest.raises(ExposeError, match="requires a Windows node") if needed else nullcontext():
         await scene.place(template=template)
@@ -156,8 +136,6 @@ async def test_only_required_objects_are_read() -> None:
     """Without Windows and linked clones the attachments of the cluster are not listed."""
     source = Source()
     recorder = Cut(source.world.kube)
-
     await place_backup(World.client_over(recorder), snapshot_request(template=LINUX_ONLY))
-
     kinds = [call.rsplit("/", 2)[-2] for call in recorder.calls]
     assert kinds == ["persistentvolumeclaims", "storageclasses", "persistentvolumes"]

@@ -66,17 +66,19 @@ async def interruptions(
     applied: bool,
     least: int,
     prepare: Callable[[S], Awaitable[Any]] | None = None,
+    over: Callable[..., Cut] | None = None,
 ) -> AsyncIterator[S]:
     """Yield scenes in which `step` was cut short at each request in turn, as if the agent had crashed.
 
-    In the last one it was not. It sends at least so many requests.
+    In the last one it was not. It sends at least so many requests, through the transport that `over` builds, if any.
     """
     at, cut = 0, True
     while cut:
         at, scene = at + 1, build()
         if prepare is not None:
             await prepare(scene)
-        cut = await cut_short(step(scene, Cut(scene.world.kube, at, applied=applied)))
+        transport = over(scene, at, applied=applied) if over else Cut(scene.world.kube, at, applied=applied)
+        cut = await cut_short(step(scene, transport))
         await scene.world.settle()
         yield scene
     assert at > least

@@ -104,7 +104,8 @@ class RestoreScene:
         """
         volume, target = built("persistentvolume"), built("target-pvc")
         self.request = replace(self.request, volume=volume["metadata"]["name"])
-        self.world.disks.add(volume["metadata"]["name"])
+        # The storage loses it if either of its PersistentVolumes is reclaimed.
+        self.world.disks.add(volume["spec"]["csi"]["volumeHandle"])
         volume["metadata"]["finalizers"] = ["test/provisioner"]
         if policy != "Retain":
             volume["metadata"]["annotations"]["nodeagent.io/reclaim-policy"] = policy
@@ -128,10 +129,12 @@ class RestoreScene:
             PERSISTENT_VOLUME_CLAIMS,
             name,
             namespace="app3",
-            **(
-                {"uid": f"uid-{name}", "annotations": annotations, "labels": {"velero.io/restore-name": "r2"}}
-                | (meta or {})
-            ),
+            **{
+                "uid": f"uid-{name}",
+                "annotations": annotations,
+                "labels": {"velero.io/restore-name": "r2"},
+                **(meta or {}),
+            },
             spec=wanted | spec,
             status={"phase": "Pending"},
         )

@@ -5,10 +5,12 @@ controller and kubelet each take their steps until nothing changes any more. Wha
 objects is what the recordings show.
 """
 
+from contextlib import suppress
 from typing import Any, Final
 
 from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
+from core.kube.errors import NotFoundError
 from core.kube.resources import (
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
@@ -22,6 +24,7 @@ from core.kube.resources import (
 from core.kube.transport import Retry, Transport
 from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.causes import CauseFinder
+from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.model import Exposed, Pending
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
@@ -67,7 +70,6 @@ class World:
                 reclaimPolicy=policy,
                 volumeBindingMode=binding,
             )
-
         for node in ("node-a", "node-b"):
             self.put(NODES, node)
 
@@ -83,10 +85,25 @@ class World:
 
     def put(self, resource: Resource, name: str, **fields: Any) -> None:
         """Store an object; fields of its metadata are moved there."""
-        keys = ("namespace", "labels", "annotations", "uid", "finalizers", "ownerReferences", "creationTimestamp")
-        meta = {key: fields.pop(key) for key in keys if key in fields}
-        obj = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name} | meta} | fields
-        self.kube.put(obj)
+        content = _move_metadata(fields)
+        content["metadata"]["name"] = name
+        self.kube.put({"apiVersion": resource.api_version, "kind": resource.kind} | content)
+
+    async def patch(self, resource: Resource, place: str, **fields: Any) -> None:
+        """Change an object, named as `namespace/name` or `name`, as another client does."""
+        namespace, _, name = place.rpartition("/")
+        await self.client.patch(resource, namespace, name, _move_metadata(fields))
+
+    async def delete(self, resource: Resource, place: str, *, settle: bool = False) -> None:
+        namespace, _, name = place.rpartition("/")
+        await self.client.delete(resource, namespace, name)
+        if settle:
+            await self.settle()
+
+    def find(self, resource: Resource, name: str, namespace: str = "") -> JsonDict:
+        """Return the object of that name, in any namespace unless it is given."""
+        named = [one for one in self.kube.objects(resource) if one["metadata"]["name"] == name]
+        return next(one for one in named if namespace in {"", one["metadata"].get("namespace")})
 
     def names(self) -> set[str]:
         """Return every object that exposers can create, as `Kind namespace/name`."""
@@ -143,18 +160,27 @@ class World:
                 return
         raise AssertionError(f"never done: {found}")
 
+    async def collect(self, transport: Transport | None = None) -> None:
+        """Have garbage collection delete the objects of all transfers, as if these had been deleted by force."""
+        client = self.client_over(transport or self.kube)
+        for _ in range(20):
+            leaked = (await list_leaked_objects(client, "velero")).values()
+            pending = [await delete_leaked_objects(client, one) for one in leaked]
+            await self.settle()
+            if not any(pending):
+                return
+        raise AssertionError(f"never collected: {self.names()}")
+
     def _versions(self) -> list[str]:
         return [obj["metadata"]["resourceVersion"] for resource in ALL for obj in self.kube.objects(resource)]
 
     async def _list(self, resource: Resource) -> list[JsonDict]:
         return await self.client.list(Selection(resource))
 
-    async def _patch(self, resource: Resource, obj: JsonDict, patch: JsonDict) -> None:
+    async def _write(self, resource: Resource, obj: JsonDict, patch: JsonDict) -> None:
         meta = obj["metadata"]
-        stored = await self.client.read(resource, meta.get("namespace", ""), meta["name"])
-        if stored is None or _merged(stored, patch) == stored:
-            return
-        await self.client.patch(resource, meta.get("namespace", ""), meta["name"], patch)
+        with suppress(NotFoundError):
+            await self.client.patch(resource, meta.get("namespace", ""), meta["name"], patch)
 
     async def _snapshot(self, snapshot: JsonDict) -> None:
         meta = snapshot["metadata"]
@@ -164,15 +190,15 @@ class World:
         if meta.get("deletionTimestamp"):
             if content is not None and content["spec"]["volumeSnapshotRef"].get("uid") == meta["uid"]:
                 patch = {"metadata": {"annotations": {_BEING_DELETED: "yes"}}}
-                await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, patch)
+                await self._write(VOLUME_SNAPSHOT_CONTENTS, content, patch)
                 if self._policies.get(content["metadata"]["uid"], content["spec"]["deletionPolicy"]) == "Delete":
                     await self.client.delete(VOLUME_SNAPSHOT_CONTENTS, "", content["metadata"]["name"])
             left = [one for one in meta.get("finalizers") or [] if one != _BOUND]
-            await self._patch(VOLUME_SNAPSHOTS, snapshot, {"metadata": {"finalizers": left or None}})
+            await self._write(VOLUME_SNAPSHOTS, snapshot, {"metadata": {"finalizers": left or None}})
             return
         if content is None or content["metadata"].get("deletionTimestamp"):
             return
-        await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"volumeSnapshotRef": {"uid": meta["uid"]}}})
+        await self._write(VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"volumeSnapshotRef": {"uid": meta["uid"]}}})
         status = content.get("status") or {}
         in_group = self.lists and content["spec"]["source"].get("snapshotHandle") in self.groups
         if in_group and (status.get("volumeGroupSnapshotHandle") or not status.get("readyToUse")):
@@ -181,7 +207,7 @@ class World:
         ready = {"boundVolumeSnapshotContentName": content_name, "restoreSize": "2Gi"}
         ready["readyToUse"] = bool(status.get("readyToUse"))
         finalizers = sorted({_BOUND, *(meta.get("finalizers") or [])})
-        await self._patch(VOLUME_SNAPSHOTS, snapshot, {"metadata": {"finalizers": finalizers}, "status": ready})
+        await self._write(VOLUME_SNAPSHOTS, snapshot, {"metadata": {"finalizers": finalizers}, "status": ready})
 
     async def _content(self, content: JsonDict) -> None:
         meta, spec = content["metadata"], content["spec"]
@@ -192,7 +218,7 @@ class World:
             if self.lists and handle in self.groups and not status.get("readyToUse"):
                 ready["volumeGroupSnapshotHandle"] = self.groups[handle]
             patch = {"metadata": {"finalizers": [_BOUND]}, "status": ready if self.answers else status}
-            await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, patch)
+            await self._write(VOLUME_SNAPSHOT_CONTENTS, content, patch)
             return
         if _BEING_DELETED not in (meta.get("annotations") or {}) and spec["volumeSnapshotRef"].get("uid"):
             return
@@ -214,7 +240,7 @@ class World:
             if not users:
                 await self._let_go(PERSISTENT_VOLUME_CLAIMS, claim)
             return
-        await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"finalizers": [_PROTECTION]}})
+        await self._write(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"finalizers": [_PROTECTION]}})
         storage_class = await self.client.read(STORAGE_CLASSES, "", spec["storageClassName"])
         if spec.get("selector") or storage_class is None:
             return
@@ -224,7 +250,7 @@ class World:
         selected = {SELECTED_NODE_ANNOTATION: "node-a"} if binds_late and not self.provisions else {}
         asked = {_PROVISIONER: "csi"} | selected | (meta.get("annotations") or {})
         if meta["uid"] not in self._requested:
-            await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"annotations": asked}})
+            await self._write(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"annotations": asked}})
         self._requested[meta["uid"]] = claim
         if not self.provisions:
             return
@@ -237,7 +263,7 @@ class World:
         )
         self._provision(claim, storage_class, content["spec"]["source"]["snapshotHandle"] if content else "")
         volume = {"volumeName": f"pvc-{meta['uid']}"}
-        await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"spec": volume, "status": {"phase": "Bound"}})
+        await self._write(PERSISTENT_VOLUME_CLAIMS, claim, {"spec": volume, "status": {"phase": "Bound"}})
 
     async def _bind_available(self, claim: JsonDict) -> bool:
         """Bind an Available, unreserved volume of the claim's class as the volume controller does, whatever its source.
@@ -252,9 +278,9 @@ class World:
                 continue
             reference = {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion")}
             patch: JsonDict = {"metadata": {"annotations": {"pv.kubernetes.io/bound-by-controller": "yes"}}}
-            await self._patch(PERSISTENT_VOLUMES, volume, patch | {"spec": {"claimRef": reference}})
+            await self._write(PERSISTENT_VOLUMES, volume, patch | {"spec": {"claimRef": reference}})
             bound = {"spec": {"volumeName": volume["metadata"]["name"]}, "status": {"phase": "Bound"}}
-            await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, bound)
+            await self._write(PERSISTENT_VOLUME_CLAIMS, claim, bound)
             return True
         return False
 
@@ -317,15 +343,15 @@ class World:
             if other and volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain":
                 # Source: Kubernetes v1.34, pkg/controller/volume/persistentvolume/pv_controller.go (unbindVolume).
                 unbound = {"spec": {"claimRef": {"uid": None}}, "status": {"phase": "Available"}}
-                await self._patch(PERSISTENT_VOLUMES, volume, unbound)
+                await self._write(PERSISTENT_VOLUMES, volume, unbound)
                 return
             bound = {"status": {"phase": "Released" if other else "Bound"}}
             if not other and not claim["metadata"].get("deletionTimestamp"):
                 name = {"spec": {"volumeName": meta["name"]}}
-                await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, bound | name)
-            await self._patch(PERSISTENT_VOLUMES, volume, bound)
+                await self._write(PERSISTENT_VOLUME_CLAIMS, claim, bound | name)
+            await self._write(PERSISTENT_VOLUMES, volume, bound)
             return
-        await self._patch(PERSISTENT_VOLUMES, volume, {"status": {"phase": "Released"}})
+        await self._write(PERSISTENT_VOLUMES, volume, {"status": {"phase": "Released"}})
         if self.reclaims and volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete":
             self.disks.discard((volume["spec"].get("csi") or {}).get("volumeHandle", meta["name"]))
             await self.client.delete(PERSISTENT_VOLUMES, "", meta["name"])
@@ -341,39 +367,30 @@ class World:
             return
         claim = await self.client.read(PERSISTENT_VOLUME_CLAIMS, reference["namespace"], reference["name"])
         if claim is None or claim["spec"].get("volumeName") not in {None, name}:
-            await self._patch(PERSISTENT_VOLUMES, volume, {"status": {"phase": "Available"}})
+            await self._write(PERSISTENT_VOLUMES, volume, {"status": {"phase": "Available"}})
             return
         uid = {"claimRef": {"uid": claim["metadata"]["uid"]}}
-        await self._patch(PERSISTENT_VOLUMES, volume, {"spec": uid, "status": {"phase": "Bound"}})
+        await self._write(PERSISTENT_VOLUMES, volume, {"spec": uid, "status": {"phase": "Bound"}})
         bound = {"spec": {"volumeName": name}, "status": {"phase": "Bound"}}
-        await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, bound)
+        await self._write(PERSISTENT_VOLUME_CLAIMS, claim, bound)
 
     async def _pod(self, pod: JsonDict) -> None:
         if pod["metadata"].get("deletionTimestamp"):
             await self._let_go(PODS, pod)
         elif self.pods_run:
             patch = {"metadata": {"finalizers": [_KUBELET]}, "spec": {"nodeName": "node-a"}}
-            await self._patch(PODS, pod, patch | {"status": {"phase": "Running"}})
+            await self._write(PODS, pod, patch | {"status": {"phase": "Running"}})
 
     async def _let_go(self, resource: Resource, obj: JsonDict) -> None:
-        await self._patch(resource, obj, {"metadata": {"finalizers": None}})
+        await self._write(resource, obj, {"metadata": {"finalizers": None}})
+
+
+def _move_metadata(fields: JsonDict) -> JsonDict:
+    keys = ("namespace", "labels", "annotations", "uid", "finalizers", "ownerReferences", "creationTimestamp")
+    return {"metadata": {key: fields.pop(key) for key in keys if key in fields}, **fields}
 
 
 def _uses(pod: JsonDict, claim: JsonDict) -> bool:
-    claims = [
-        (volume.get("persistentVolumeClaim") or {}).get("claimName") for volume in pod["spec"].get("volumes") or []
-    ]
+    claims = [(one.get("persistentVolumeClaim") or {}).get("claimName") for one in pod["spec"].get("volumes") or []]
     same = pod["metadata"]["namespace"] == claim["metadata"]["namespace"]
     return same and claim["metadata"]["name"] in claims
-
-
-def _merged(obj: Any, patch: JsonDict) -> JsonDict:
-    merged = dict(obj) if isinstance(obj, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        elif isinstance(value, dict):
-            merged[key] = _merged(merged.get(key), value)
-        else:
-            merged[key] = value
-    return merged
