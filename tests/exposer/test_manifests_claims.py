@@ -1,7 +1,5 @@
 """PVCs and snapshot objects: golden manifests, and cases that the recordings do not have."""
 
-from typing import Any
-
 import pytest
 
 from core.contract import VolumeMode
@@ -10,7 +8,6 @@ from core.models.names import OWNER_KIND_ANNOTATION
 from exposer.manifests import (
     build_backup_claim,
     build_backup_content,
-    build_backup_snapshot,
     build_cache_claim,
     build_restore_claim,
     diagnose_snapshot,
@@ -27,16 +24,6 @@ from tests.support.objects import JsonDict, only
 OWNER = snapshot_request().owner
 
 
-def backup_claim(mode: VolumeMode = VolumeMode.FILESYSTEM, **settings: Any) -> JsonDict:
-    request = snapshot_request(backup_pvcs={"hostpath": BackupPVCSettings(**settings)})
-    return build_backup_claim(request, size="2Gi", mode=mode)
-
-
-def restore_claim(recording: str, *, node: str = "") -> JsonDict:
-    target: JsonDict = recorded(recording)
-    return build_restore_claim(restore_request().owner, target, node=node, excluded=DEFAULT_EXCLUDED)
-
-
 def content() -> JsonDict:
     snapshot, source, claim = source_objects()
     source["metadata"] |= {
@@ -50,28 +37,23 @@ def content() -> JsonDict:
     return build_backup_content(OWNER, source, parse_snapshot_source(snapshot, source, claim))
 
 
-@pytest.mark.parametrize(
-    ("name", "manifest"),
-    [
-        ("claim-backup", backup_claim()),
-        ("claim-backup-block", backup_claim(VolumeMode.BLOCK)),
-        ("claim-backup-read-only-other-class", backup_claim(read_only=True, storage_class="shallow")),
-        ("claim-restore", restore_claim("target-pvc-of-datadownload")),
-        ("claim-restore-block-on-node", restore_claim("block-target-pvc", node="node-b")),
-        ("claim-cache", build_cache_claim(OWNER, CacheVolume("fast", 5500), node="")),
-        ("claim-cache-on-node", build_cache_claim(OWNER, CacheVolume("fast", 5500), node="node-b")),
-        ("content-backup", content()),
-        ("snapshot-backup", build_backup_snapshot(OWNER, content(), None, excluded=DEFAULT_EXCLUDED)),
-    ],
-)
-def test_an_object_is_its_golden_manifest(name: str, manifest: JsonDict) -> None:
-    assert_golden(name, manifest)
+def test_objects_are_their_golden_manifests() -> None:
+    shallow = BackupPVCSettings(read_only=True, storage_class="shallow")
+    backup = snapshot_request(backup_pvcs={"hostpath": shallow})
+    claim = build_backup_claim(backup, size="2Gi", mode=VolumeMode.FILESYSTEM)
+    assert_golden("claim-backup-read-only-other-class", claim)
+    target, owner = recorded("block-target-pvc"), restore_request().owner
+    claim = build_restore_claim(owner, target, node="node-b", excluded=DEFAULT_EXCLUDED)
+    assert_golden("claim-restore-block-on-node", claim)
+    assert_golden("claim-cache-on-node", build_cache_claim(OWNER, CacheVolume("fast", 5500), node="node-b"))
+    anywhere: JsonDict = build_cache_claim(OWNER, CacheVolume("fast", 5500), node="")
+    assert set(anywhere["metadata"]["annotations"]) == {OWNER_KIND_ANNOTATION}
+    assert_golden("content-backup", content())
 
 
 def test_a_backup_pvc_without_a_class_does_not_get_the_clusters_default() -> None:
-    claim = build_backup_claim(snapshot_request(storage_class=""), size="2Gi", mode=VolumeMode.FILESYSTEM)
-
-    assert claim["spec"]["storageClassName"] == ""
+    claim = build_backup_claim(snapshot_request(storage_class=""), size="2Gi", mode=VolumeMode.BLOCK)
+    assert (claim["spec"]["storageClassName"], claim["spec"]["volumeMode"]) == ("", "Block")
 
 
 def test_the_restore_pvc_has_nothing_of_the_targets_binding() -> None:
@@ -79,9 +61,7 @@ def test_the_restore_pvc_has_nothing_of_the_targets_binding() -> None:
     bound: JsonDict = recorded("target-pvc-of-datadownload", -1)
     bound["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = "node-a"
     bound["spec"] |= {"dataSource": {"kind": "Other"}, "volumeAttributesClassName": "gold"}
-
     claim = build_restore_claim(restore_request().owner, bound, node="", excluded=())
-
     kept = {"backup.velero.io/must-include-additional-items", "kubectl.kubernetes.io/last-applied-configuration"}
     assert set(claim["metadata"]["annotations"]) == kept | {OWNER_KIND_ANNOTATION}
     expected = {"accessModes", "resources", "storageClassName", "volumeMode", "volumeAttributesClassName"}
@@ -98,31 +78,18 @@ def test_the_size_is_what_the_driver_reports_or_else_the_source_pvcs(restore_byt
     snapshot, source, claim = source_objects()
     snapshot["status"]["restoreSize"] = "9Pi"
     source["status"]["restoreSize"] = restore_bytes
-
     assert parse_snapshot_source(snapshot, source, claim).size == size
 
 
-def test_a_content_records_its_source() -> None:
+def test_a_content_records_its_source_and_needs_its_handle() -> None:
     snapshot, source, claim = source_objects(VolumeMode.BLOCK)
     parsed = parse_snapshot_source(snapshot, source, claim)
-
-    content: JsonDict = build_backup_content(OWNER, source, parsed)
-    assert parse_source_annotation(content) == parsed
-
-
-def test_a_content_without_a_recorded_source_is_an_error() -> None:
-    unrecorded = content()
-    del unrecorded["metadata"]["annotations"]
-
+    recorded: JsonDict = build_backup_content(OWNER, source, parsed)
+    assert parse_source_annotation(recorded) == parsed
+    del recorded["metadata"]["annotations"]
     with pytest.raises(ContractError, match="annotation nodeagent"):
-        parse_source_annotation(unrecorded)
-
-
-def test_a_source_without_a_handle_is_rejected() -> None:
-    snapshot, source, claim = source_objects()
-    parsed = parse_snapshot_source(snapshot, source, claim)
+        parse_source_annotation(recorded)
     del source["status"]["snapshotHandle"]
-
     with pytest.raises(ExposeError, match="has no snapshot handle"):
         build_backup_content(OWNER, source, parsed)
 
@@ -155,7 +122,6 @@ def failed(message: str, *, at: str = "12:00:01", taken: str | None = "12:00:00"
 def test_a_snapshot_has_a_pending_reason(status: JsonDict, reason: str | None) -> None:
     """An error stays in the status until the snapshot is ready, also if the driver goes on."""
     found = diagnose_snapshot(only(metadata={"namespace": "app", "name": "s"}, status=status))
-
     assert (found.reason if isinstance(found, Pending) else None) == reason
     if "error" in status and found is not None:
         blocked, error = reason == "SnapshotError", status["error"]["message"]

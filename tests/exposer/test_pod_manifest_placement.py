@@ -99,9 +99,7 @@ def unschedulable(placement: Placement) -> JsonDict:
 def test_an_unschedulable_pod_reports_the_required_nodes(placement: Placement, text: str | None) -> None:
     """The scheduler does not report the requirements: a rule and a volume's zone may contradict each other."""
     pod = unschedulable(placement)
-
     found = diagnose_pod(pod)
-
     assert describe_nodes(pod) == text
     assert found is not None
     assert found.message.endswith(f" (required nodes: {text})" if text else "node affinity/selector.")

@@ -3,28 +3,40 @@
 import json
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
 from msgspec import structs
 
-from core.kube.types import PodToleration
+from core.contract import VolumeMode
+from core.kube.types import PodToleration, VolumeSource
 from core.models.names import (
     MAINTENANCE_CONTAINER,
     OWNER_UID_LABEL,
     REPO_NAME_LABEL,
+    SNAPSHOT_DELETION_LABEL,
+    SNAPSHOT_FILES_LABEL,
+    SNAPSHOT_LIST_LABEL,
+    SNAPSHOT_REPORT_LABEL,
+    SNAPSHOT_VERIFICATION_LABEL,
+    label_value,
 )
 from core.models.storage import BackupRepository, RepositoryKey
-from core.mover_specs import MaintainRepository
-from exposer.model import Owner
-from exposer.pod_status import parse_pod_end
-from exposer.pods import (
-    JobSettings,
-    MaintenanceRun,
-    build_maintenance_job,
-    is_reserved_label,
+from core.mover_specs import (
+    DeleteSnapshots,
+    ListFiles,
+    ListSnapshots,
+    MaintainRepository,
+    ReportSnapshots,
+    SendFiles,
+    VerifySnapshots,
 )
+from exposer.model import Owner
+from exposer.pod_manifest import MoverVolume
+from exposer.pod_status import parse_pod_end
+from exposer.pods import JobSettings, MaintenanceRun, build_command_job, build_maintenance_job, is_reserved_label
 from exposer.settings import ExposeSettings, MoverOptions, PodSettings, RepositoryMount, StorageAccess
 from nodeagent.config.repositories import parse_maintenance
 from tests.exposer.support.inputs import POD_SETTINGS, template
@@ -85,12 +97,6 @@ def expose(**changes: Any) -> ExposeSettings:
 def run(settings: JobSettings | None = None, **changes: Any) -> MaintenanceRun:
     storage = StorageAccess(inherits_credentials=True)
     return replace(MaintenanceRun(OWNER, NAME, settings or JobSettings(), storage), **changes)
-
-
-def settings_of(**data: str) -> JobSettings:
-    """Return what applies to the recorded repository by a ConfigMap; `own` is its entry, `common` that of all."""
-    names = {"own": "app1-default-kopia", "common": "global"}
-    return parse_maintenance({"data": {names[key]: text for key, text in data.items()}}).settings_for(_KEY).job
 
 
 def differences(theirs: JsonDict, mine: JsonDict) -> dict[str, tuple[Any, Any]]:
@@ -165,17 +171,12 @@ LISTED: Final[dict[str, tuple[Any, Any]]] = {
 """The differences of every Job: path to (Velero's, ours)."""
 
 
-def requirement(index: int, key: str, operator: str, *values: str) -> dict[str, Any]:
-    """Return the leaves of a requirement of the one term of a Job's affinity."""
-    path = f"{_AFFINITY}.matchExpressions[{index}]"
-    leaves: dict[str, Any] = {f"{path}.key": key, f"{path}.operator": operator}
-    return leaves | {f"{path}.values": list(values)} if values else leaves
-
-
 def listed(requirements: int, name: str) -> dict[str, tuple[Any, Any]]:
     """Return the differences of a Job whose nodes must meet so many requirements by its ConfigMap."""
-    not_windows = requirement(requirements, "kubernetes.io/os", "NotIn", "windows")
-    return LISTED | {"metadata.name": (name, NAME)} | {path: (None, leaf) for path, leaf in not_windows.items()}
+    path = f"{_AFFINITY}.matchExpressions[{requirements}]"
+    not_windows = {"key": "kubernetes.io/os", "operator": "NotIn", "values": ["windows"]}
+    added = {f"{path}.{key}": (None, leaf) for key, leaf in not_windows.items()}
+    return LISTED | {"metadata.name": (name, NAME)} | added
 
 
 def test_a_job_without_a_config_map_is_veleros_as_listed() -> None:
@@ -191,75 +192,6 @@ def test_a_job_by_the_recorded_config_map_is_veleros_as_listed() -> None:
     ours = build_maintenance_job(run(settings.job), expose(), SPEC)
     assert differences(flat(velero), flat(ours)) == listed(1, velero["metadata"]["name"])
     assert settings.keep_jobs == 2
-
-
-_SMALL = '{"podResources": {"cpuRequest": "10m", "memoryRequest": "32Mi", "cpuLimit": "1", "memoryLimit": "512Mi"}}'
-_LARGE = '{"podResources": {"cpuRequest": "1", "memoryRequest": "1Gi", "cpuLimit": "0", "memoryLimit": "0"}}'
-_REQUESTS = f"{CONTAINER}.resources.requests"
-_LIMITS = f"{CONTAINER}.resources.limits"
-_IN_A = '{"loadAffinity": [{"nodeSelector": {"matchLabels": {"pool": "a"}}}]}'
-_IN_B_OR_C = (
-    '{"loadAffinity": [{"nodeSelector": {"matchLabels": {"pool": "b"},'
-    ' "matchExpressions": [{"key": "spot", "operator": "DoesNotExist"}]}},'
-    ' {"nodeSelector": {"matchLabels": {"pool": "c"}}}]}'
-)
-_META = "spec.template.metadata"
-_LABELS = '{"podLabels": {"team": "%s"}, "podAnnotations": {"note": "%s"}, "priorityClassName": "%s"}'
-
-ROWS: Final[dict[str, tuple[dict[str, str], dict[str, Any], int]]] = {
-    "resources of global": (
-        {"common": _SMALL},
-        {
-            f"{_REQUESTS}.cpu": "10m",
-            f"{_REQUESTS}.memory": "32Mi",
-            f"{_LIMITS}.cpu": "1",
-            f"{_LIMITS}.memory": "512Mi",
-        },
-        0,
-    ),
-    "resources of the repository as a whole, 0 unbounded": (
-        {"common": _SMALL, "own": _LARGE},
-        {f"{_REQUESTS}.cpu": "1", f"{_REQUESTS}.memory": "1Gi"},
-        0,
-    ),
-    "affinity of global": ({"common": _IN_A}, requirement(0, "pool", "In", "a"), 1),
-    "affinity of the repository, its first entry as one term": (
-        {"common": _IN_A, "own": _IN_B_OR_C},
-        requirement(0, "pool", "In", "b") | requirement(1, "spot", "DoesNotExist"),
-        2,
-    ),
-    "empty affinity of the repository": (
-        {"common": _IN_A, "own": '{"loadAffinity": []}'},
-        requirement(0, "pool", "In", "a"),
-        1,
-    ),
-    "priority class, labels and annotations of global": (
-        {"common": _LABELS % ("a", "b", "c"), "own": _LABELS % ("x", "y", "z")},
-        {f"{_META}.labels.team": "a", f"{_META}.annotations.note": "b", f"{POD}.priorityClassName": "c"},
-        0,
-    ),
-    "priority class, labels and annotations of the repository": (
-        {"common": "{}", "own": _LABELS % ("x", "y", "z")},
-        {f"{_META}.labels.team": "x", f"{_META}.annotations.note": "y", f"{POD}.priorityClassName": "z"},
-        0,
-    ),
-    "unreadable, so the defaults": ({"common": "{", "own": _SMALL}, {}, 0),
-    "number of kept Jobs": ({"common": '{"keepLatestMaintenanceJobs": 0}'}, {}, 0),
-}
-"""The rows of the merge rules: a ConfigMap, what Velero's Job then has beside the recorded one, and requirements.
-
-Source: Velero v1.18, getJobConfig and buildJob in pkg/repository/maintenance/maintenance.go.
-"""
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_a_job_of_each_merge_rule_is_veleros_as_listed(row: str) -> None:
-    data, changes, requirements = ROWS[row]
-    velero = flat(_recorded("job-running")) | changes
-
-    ours = build_maintenance_job(run(settings_of(**data)), expose(), SPEC)
-
-    assert differences(velero, flat(ours)) == listed(requirements, velero["metadata.name"])
 
 
 def test_what_the_deployment_of_velero_passes_on_the_daemonset_passes_on() -> None:
@@ -295,23 +227,16 @@ def test_of_the_configuration_of_movers_their_account_and_tolerations_apply() ->
     assert "resources" not in spec["containers"][0]
 
 
-@pytest.mark.parametrize(
-    "key",
-    [REPO_NAME_LABEL, "velero.io/data-upload", OWNER_UID_LABEL, "job-name", "controller-uid", "batch.kubernetes.io/x"],
-)
-def test_a_configured_label_never_overwrites_a_reserved_one(key: str) -> None:
-    settings = JobSettings(labels={key: "mine", "team": "storage"})
-    labels = build_maintenance_job(run(settings), expose(), SPEC)["spec"]["template"]["metadata"]["labels"]
-    assert labels == {"team": "storage"}
-    assert is_reserved_label(key)
-
-
-def test_the_pod_has_no_owner_label_and_the_job_no_owner_reference() -> None:
-    """Garbage collection would delete the pod; Kubernetes the Job, unfinished, with the BackupRepository."""
-    job = build_maintenance_job(run(), expose(), SPEC)
+def test_a_configured_label_never_overwrites_a_reserved_one() -> None:
+    """Garbage collection would delete a pod with the label of an owner; Kubernetes an owned Job, unfinished."""
+    reserved = (REPO_NAME_LABEL, "velero.io/data-upload", OWNER_UID_LABEL)
+    reserved += ("job-name", "controller-uid", "batch.kubernetes.io/x")
+    settings = JobSettings(labels=dict.fromkeys(reserved, "mine") | {"team": "storage"})
+    job = build_maintenance_job(run(settings), expose(), SPEC)
     assert job["metadata"] == {"name": NAME, "namespace": "velero", "labels": {OWNER_UID_LABEL: OWNER.uid}}
+    assert job["spec"]["template"]["metadata"]["labels"] == {"team": "storage"}
     assert "ownerReferences" not in job["spec"]["template"]["metadata"]
-    assert OWNER_UID_LABEL not in job["spec"]["template"]["metadata"]["labels"]
+    assert all(map(is_reserved_label, reserved))
 
 
 def test_deadlines_of_pod_and_job() -> None:
@@ -347,10 +272,8 @@ def test_the_arguments_of_a_run(changes: dict[str, Any], flags: list[str]) -> No
 def test_the_size_of_scratch_follows_the_limit_of_the_cache() -> None:
     def size(limit_mib: int, **changes: Any) -> Any:
         inherited = replace(template(), **changes)
-        spec = build_maintenance_job(run(cache_limit_mib=limit_mib), expose(template=inherited), SPEC)["spec"][
-            "template"
-        ]
-        return next(v["emptyDir"] for v in spec["spec"]["volumes"] if "emptyDir" in v)
+        job = build_maintenance_job(run(cache_limit_mib=limit_mib), expose(template=inherited), SPEC)
+        return next(v["emptyDir"] for v in job["spec"]["template"]["spec"]["volumes"] if "emptyDir" in v)
 
     assert size(5000) == {"sizeLimit": "8Gi"}
     assert size(1024) == {"sizeLimit": "4Gi"}
@@ -381,11 +304,95 @@ def test_its_container_is_found_beside_that_of_a_webhook() -> None:
 
 def test_whole_jobs() -> None:
     assert_golden("maintenance-job", build_maintenance_job(run(), expose(template=template()), SPEC))
-    configured = settings_of(common=_LABELS % ("a", "b", "c"), own=_IN_B_OR_C)
     resources: JsonDict = {"requests": {"memory": "256Mi"}, "limits": {"memory": "512Mi"}}
-    whole = run(replace(configured, resources=resources), cache_limit_mib=2048)
+    nodes = ({"key": "pool", "operator": "In", "values": ["b"]}, {"key": "spot", "operator": "DoesNotExist"})
+    settings = JobSettings(resources, (nodes,), "c", {"team": "a"}, {"note": "b"})
     spec = MaintainRepository(job=NAME, ignore_foreign=True, verify_blobs=100_000, full_interval_seconds=43_200)
-    pod = PodSettings(service_account="node-agent-mover")
-    assert_golden(
-        "maintenance-job-configured", build_maintenance_job(whole, expose(template=template(), pod=pod), spec)
-    )
+    agent = expose(template=template(), pod=PodSettings(service_account="node-agent-mover"))
+    assert_golden("maintenance-job-configured", build_maintenance_job(run(settings, cache_limit_mib=2048), agent, spec))
+
+
+_LOCATION: Final = replace(OWNER, kind="BackupStorageLocation", name="default")
+_PATHS: Final = {
+    f"metadata.labels.{SNAPSHOT_REPORT_LABEL}",
+    "spec.activeDeadlineSeconds",
+    f"{POD}.activeDeadlineSeconds",
+    f"{CONTAINER}.args",
+}
+"""In what Jobs of commands differ from that of a report, beside their own label."""
+
+
+def test_the_job_of_a_report() -> None:
+    assert_golden("maintenance-job-report", build_command_job(run(), expose(template=template()), ReportSnapshots()))
+
+
+def test_the_label_of_a_report_is_valid_for_a_long_name() -> None:
+    job = build_command_job(run(owner=replace(OWNER, name="n" * 100)), expose(), ReportSnapshots())
+    labels = job["metadata"]["labels"]
+    assert labels == {SNAPSHOT_REPORT_LABEL: label_value("n" * 100)}
+    assert len(labels[SNAPSHOT_REPORT_LABEL]) == 63
+
+
+@pytest.mark.parametrize(
+    ("spec", "label", "hours", "options"),
+    [
+        (ListSnapshots(volume_namespaces=("app",)), SNAPSHOT_LIST_LABEL, 1, ["--volume-namespace=app"]),
+        (
+            VerifySnapshots(snapshots=("s1", "s2"), percent=12.5),
+            SNAPSHOT_VERIFICATION_LABEL,
+            6,
+            ["--snapshot=s1", "--snapshot=s2", "--percent=12.5"],
+        ),
+        (
+            DeleteSnapshots(transfer=("app/night/u",), cluster="c"),
+            SNAPSHOT_DELETION_LABEL,
+            1,
+            ["--transfer=app/night/u", "--cluster=c"],
+        ),
+        (
+            ListFiles(volume_namespace="app", snapshot="k1", limit=5),
+            SNAPSHOT_FILES_LABEL,
+            1,
+            ["--volume-namespace=app", "--snapshot=k1", "--limit=5"],
+        ),
+        (
+            SendFiles(volume_namespace="app", snapshot="k1"),
+            SNAPSHOT_FILES_LABEL,
+            24,
+            ["--volume-namespace=app", "--snapshot=k1"],
+        ),
+    ],
+    ids=["list", "verify", "delete", "list files", "send files"],
+)
+def test_the_job_of_a_command_differs_from_a_report_in_what_it_does_and_for_how_long(
+    spec: Any, label: str, hours: int, options: list[str]
+) -> None:
+    """Never taken for maintenance or a transfer's, and a copy ends as docs/commands.md says."""
+    report, job = (build_command_job(run(owner=_LOCATION), expose(), one) for one in (ReportSnapshots(), spec))
+    assert differences(flat(report), flat(job)).keys() <= _PATHS | {f"metadata.labels.{label}"}
+    assert job["metadata"]["labels"] == {label: "default"}
+    pod = job["spec"]["template"]["spec"]
+    assert job["spec"]["activeDeadlineSeconds"] == pod["activeDeadlineSeconds"] == hours * 3600
+    about = ["--backup-storage-location=default", "--resource-timeout=10m0s", "--log-level=info", "--log-format=text"]
+    assert pod["containers"][0]["args"] == [str(spec.verb), *about, *options]
+    if isinstance(spec, SendFiles):
+        text = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
+        assert f"A copy ends after {hours} hours" in text
+
+
+def test_a_job_mounts_the_volume_that_it_compares_and_only_reads_it() -> None:
+    source: VolumeSource = {"persistentVolumeClaim": {"claimName": "scratch"}}
+
+    def build(volume: MoverVolume) -> tuple[JsonDict, JsonDict]:
+        job = build_command_job(run(volume=volume), expose(), VerifySnapshots(snapshots=("s1",)))
+        spec = job["spec"]["template"]["spec"]
+        return spec["volumes"], spec["containers"][0]
+
+    volumes, container = build(MoverVolume(source, read_only=True))
+    mount = next(one for one in container["volumeMounts"] if one["name"] == OWNER.uid)
+    assert mount == {"name": OWNER.uid, "mountPath": "/scratch/volume", "readOnly": True}
+    assert {"name": OWNER.uid, **source} in volumes
+    assert "--volume-path=/scratch/volume" in container["args"]
+    _, container = build(MoverVolume(source, VolumeMode.BLOCK, read_only=True))
+    assert container["volumeDevices"] == [{"name": OWNER.uid, "devicePath": f"/{OWNER.uid}"}]
+    assert "--volume-mode=Block" in container["args"]

@@ -145,9 +145,7 @@ def test_a_backup_pod_differs_from_velero_only_as_listed(block: bool) -> None:
     at, volume_mode = f"--volume-path=/{owner.uid}", f"--volume-mode={mode}"
     name, timeout = f"--data-upload={owner.name}", "--resource-timeout=10m0s"
     args = ["backup", name, our_volume_path(owner, mode), volume_mode, "--mover=one-open", timeout, *LOGGING]
-
     ours = build_backup_pod(request, claim, Placement(), storage=INHERITED)
-
     assert differences(recorded(f"{prefix}pod-of-dataupload"), ours) == pod_differences(
         owner, [at, volume_mode, name, timeout], args, "data-mover backup"
     )
@@ -163,9 +161,7 @@ def test_a_restore_pod_differs_from_velero_only_as_listed(block: bool) -> None:
     name, timeout = f"--data-download={owner.name}", "--resource-timeout=10m0s"
     theirs = [at, volume_mode, name, timeout, "--cache-volume-path="]  # an empty flag has no effect: omitted
     args = ["restore", name, our_volume_path(owner, mode), volume_mode, "--mover=one-open", timeout, *LOGGING]
-
     ours = build_restore_pod(request, mode, placement=Placement(), storage=INHERITED)
-
     assert differences(recorded(f"{prefix}pod-of-datadownload"), ours) == pod_differences(
         owner, theirs, args, "data-mover restore"
     )
@@ -181,9 +177,7 @@ def test_a_pod_volume_pod_differs_from_velero_only_as_listed(verb: str) -> None:
     container, path = f"spec.containers[{owner.uid}]", our_volume_path(owner)
     name, timeout = f"--pod-volume-{verb}={owner.name}", "--resource-timeout=10m0s"
     their_args = theirs["spec"]["containers"][0]["args"]
-
     ours = build_pod_volume_pod(request, LocatedVolume("node-a", directory), storage=INHERITED)
-
     expected = pod_differences(
         owner,
         their_args,
@@ -220,19 +214,14 @@ def without_reference(owner: Owner) -> dict[str, tuple[Any, Any]]:
 def test_a_backup_pvc_matches_velero_with_our_label() -> None:
     request = snapshot_request()
     source = parse_snapshot_source(*source_objects())
-
     ours = build_backup_claim(request, size=source.size, mode=source.volume_mode)
-
     assert differences(recorded("pvc-of-dataupload"), ours) == without_reference(request.owner)
 
 
 def test_a_restore_pvc_matches_velero_with_our_label() -> None:
     request = restore_request()
-
     target: JsonDict = recorded("target-pvc-of-datadownload")
-
     ours = build_restore_claim(request.owner, target, node="", excluded=())
-
     assert differences(recorded("pvc-of-datadownload"), ours) == without_reference(request.owner)
 
 
@@ -241,10 +230,8 @@ def test_snapshot_and_content_match_velero_with_our_annotations() -> None:
     owner = request.owner
     snapshot, content, claim = source_objects()
     source = parse_snapshot_source(snapshot, content, claim)
-
     our_content: JsonDict = build_backup_content(owner, content, source)
     our_snapshot = build_backup_snapshot(owner, our_content, snapshot, excluded=())
-
     assert differences(recorded("volumesnapshot-of-dataupload"), our_snapshot) == owner_label(owner)
     assert differences(recorded("volumesnapshotcontents", called=owner.name), our_content) == owner_label(owner) | {
         # The source is deleted; its record is needed afterward.

@@ -14,20 +14,15 @@ def host_path(name: str, path: str) -> JsonDict:
 
 def test_third_party_labels_annotations_and_tolerations_are_inherited_and_no_others() -> None:
     parsed = template()
-
     assert parsed.labels == {"azure.workload.identity/use": "true"}
     assert parsed.annotations == {"iam.amazonaws.com/role": "mover"}
     assert [toleration["key"] for toleration in parsed.tolerations] == ["CriticalAddonsOnly"]
-
-
-def test_a_label_and_an_annotation_with_an_empty_value_are_inherited() -> None:
     raw = daemonset()
-    meta = raw["spec"]["template"]["metadata"]
-    meta["labels"] = {"azure.workload.identity/use": "", "name": "node-agent"}
-    meta["annotations"] = {"iam.amazonaws.com/role": "", "note": "x"}
-
+    raw["spec"]["template"]["metadata"] = {
+        "labels": {"azure.workload.identity/use": "", "name": "node-agent"},
+        "annotations": {"iam.amazonaws.com/role": "", "note": "x"},
+    }
     parsed = AgentTemplate.parse(raw)
-
     assert parsed.labels == {"azure.workload.identity/use": ""}
     assert parsed.annotations == {"iam.amazonaws.com/role": ""}
 
@@ -43,9 +38,7 @@ def test_fields_of_pod_and_container_are_inherited_and_probes_are_not() -> None:
         "nodeSelector": {"kubernetes.io/os": "linux", "backups": "here"},
     }
     pod["containers"][0]["envFrom"] = [{"secretRef": {"name": "extra"}}]
-
     parsed = AgentTemplate.parse(raw)
-
     assert parsed.pod_fields == {
         "serviceAccountName": "velero",
         "dnsPolicy": "None",
@@ -75,39 +68,24 @@ def test_a_host_path_that_exposes_the_kubelets_root_is_not_inherited(path: str, 
     pod = raw["spec"]["template"]["spec"]
     pod["volumes"].append(host_path("extra", path))
     pod["containers"][0]["volumeMounts"].append({"name": "extra", "mountPath": "/extra"})
-
     parsed = AgentTemplate.parse(raw)
-
     assert ("extra" in {volume["name"] for volume in parsed.volumes}) is kept
     assert ("extra" in {mount["name"] for mount in parsed.volume_mounts}) is kept
 
 
-def test_the_kubelet_root_is_the_parent_of_host_pods() -> None:
+def test_the_kubelet_root_is_the_parent_of_host_pods_if_the_agent_has_it() -> None:
     moved = template(volumes=[host_path("host-pods", "/data/kubelet/pods/"), host_path("p", "/data/kubelet/plugins")])
-
-    assert moved.kubelet_root == "/data/kubelet"
-    assert moved.host_pods == "/host_pods"
-    assert moved.volumes == ()
-
-
-def test_an_agent_without_host_pods_is_detected() -> None:
+    assert (moved.kubelet_root, moved.host_pods, moved.volumes) == ("/data/kubelet", "/host_pods", ())
     bare = template(volumes=[])
-
-    assert bare.kubelet_root == "/var/lib/kubelet"
-    assert bare.host_pods is None
+    assert (bare.kubelet_root, bare.host_pods) == ("/var/lib/kubelet", None)
 
 
-def test_a_sidecar_is_not_the_agents_container() -> None:
+def test_a_daemonset_needs_a_container_with_an_image_that_is_no_sidecar() -> None:
     raw = daemonset()
-    raw["spec"]["template"]["spec"]["containers"].insert(0, {"name": "sidecar", "image": "other"})
-
+    containers = raw["spec"]["template"]["spec"]["containers"]
+    containers.insert(0, {"name": "sidecar", "image": "other"})
     assert AgentTemplate.parse(raw).image == "velero/velero:v1.18.2"
-
-
-def test_a_daemonset_without_an_image_is_rejected() -> None:
-    raw = daemonset()
-    raw["spec"]["template"]["spec"]["containers"] = []
-
+    containers.clear()
     with pytest.raises(ContractError, match="DaemonSet velero/node-agent has no container with an image"):
         AgentTemplate.parse(raw)
 

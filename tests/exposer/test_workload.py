@@ -76,9 +76,7 @@ def test_the_recorded_path_is_built() -> None:
     pvb = recorded("podvolumebackup")
     pv: JsonDict = {"metadata": {"name": "pvc-3dcf745d-9e92-47e5-bb50-4baa1d7fd6bb"}, "spec": {"csi": {"driver": "d"}}}
     volume: JsonDict = {"name": "fs", "persistentVolumeClaim": {"claimName": "fsdata"}}
-
     found = build_volume_directory(ROOT, pvb["spec"]["pod"]["uid"], volume, pv=pv)
-
     assert found == mover["spec"]["volumes"][0]["hostPath"]["path"]
 
 

@@ -1,6 +1,7 @@
 """The kubelet's pods directory as the agent has it mounted: where a volume is, and what a container has left."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from exposer.workload import find_mover_events, find_volume_directory, list_pods
 
 _ROOT = "/var/lib/kubelet/pods/u-1/volumes"
 _CSI = "kubernetes.io~csi"
+_NFS = "kubernetes.io~nfs"
+_DISK = "example.com~disk"
 
 
-def _computed(plugin: str = "kubernetes.io~nfs", name: str = "pvc-1") -> str:
+def _computed(plugin: str = _NFS, name: str = "pvc-1") -> str:
     return f"{_ROOT}/{plugin}/{name}" + ("/mount" if plugin == _CSI else "")
 
 
@@ -38,55 +41,47 @@ def test_the_pods_are_listed(host_pods: Path) -> None:
     assert list_pods(str(host_pods)) == {"u-1", "u-2"}
 
 
-@pytest.mark.parametrize("others", [(), ("example.com~disk", "other~disk")], ids=["alone", "beside others"])
-def test_a_volume_in_the_computed_directory_is_there(host_pods: Path, others: tuple[str, ...]) -> None:
-    _mount(host_pods, "kubernetes.io~nfs", *others)
-    assert _find(host_pods, _computed()) == _computed()
-
-
-@pytest.mark.parametrize("computed", ["kubernetes.io~nfs", _CSI])
-@pytest.mark.parametrize("actual", ["example.com~disk", _CSI, "kubernetes.io~nfs"])
-def test_a_volume_of_another_plugin_is_found(host_pods: Path, computed: str, actual: str) -> None:
-    """The plugin that mounted it decides whether its data is in `mount`."""
-    _mount(host_pods, actual)
-    assert _find(host_pods, _computed(computed)) == _computed(actual)
-
-
 @pytest.mark.parametrize(
-    ("computed", "other"),
+    ("computed", "mounted", "found"),
     [
-        ("kubernetes.io~nfs", "kubernetes.io~empty-dir"),
-        (_CSI, "kubernetes.io~configmap"),
-        ("kubernetes.io~secret", _CSI),
-        ("kubernetes.io~projected", "kubernetes.io~downward-api"),
+        (_NFS, (_NFS,), _NFS),
+        (_NFS, (_NFS, _DISK, "other~disk"), _NFS),
+        # The plugin that mounted it decides whether its data is in `mount`.
+        (_NFS, (_DISK,), _DISK),
+        (_NFS, (_CSI,), _CSI),
+        (_CSI, (_DISK,), _DISK),
+        (_CSI, (_CSI,), _CSI),
+        (_CSI, (_NFS,), _NFS),
+        (_CSI, (_DISK, "kubernetes.io~empty-dir"), _DISK),
+        ("kubernetes.io~empty-dir", (_DISK, _CSI), _DISK),
+        # A PersistentVolume may have the name of a volume of the pod.
+        (_NFS, ("kubernetes.io~empty-dir",), None),
+        (_CSI, ("kubernetes.io~configmap",), None),
+        ("kubernetes.io~secret", (_CSI,), None),
+        ("kubernetes.io~projected", ("kubernetes.io~downward-api",), None),
     ],
 )
-def test_another_volume_of_the_same_name_is_not_taken_for_it(host_pods: Path, computed: str, other: str) -> None:
-    """A PersistentVolume may have the name of a volume of the pod."""
-    _mount(host_pods, other)
-    with pytest.raises(ExposeError, match=r"is not in the kubelet's directories"):
-        _find(host_pods, _computed(computed))
-
-
-@pytest.mark.parametrize(("computed", "other"), [(_CSI, "kubernetes.io~empty-dir"), ("kubernetes.io~empty-dir", _CSI)])
-def test_a_volume_of_an_unknown_plugin_is_found_beside_another_volume_of_its_name(
-    host_pods: Path, computed: str, other: str
+def test_a_volume_is_found_in_the_directory_of_any_plugin_and_no_other_volume_of_its_name_is(
+    host_pods: Path, computed: str, mounted: tuple[str, ...], found: str | None
 ) -> None:
-    _mount(host_pods, "example.com~disk", other)
-    assert _find(host_pods, _computed(computed)) == _computed("example.com~disk")
+    _mount(host_pods, *mounted)
+    if found:
+        assert _find(host_pods, _computed(computed)) == _computed(found)
+    else:
+        with pytest.raises(ExposeError, match=r"is not in the kubelet's directories"):
+            _find(host_pods, _computed(computed))
 
 
 @pytest.mark.parametrize("name", ["volumes", "mount", "pods"])
-@pytest.mark.parametrize("computed", ["kubernetes.io~nfs", _CSI])
+@pytest.mark.parametrize("computed", [_NFS, _CSI])
 def test_a_volume_may_have_the_name_of_a_part_of_the_path(host_pods: Path, computed: str, name: str) -> None:
-    _mount(host_pods, "example.com~disk", name=name)
-    found = _find(host_pods, _computed(computed, name))
-    assert found == f"{_ROOT}/example.com~disk/{name}"
+    _mount(host_pods, _DISK, name=name)
+    assert _find(host_pods, _computed(computed, name)) == f"{_ROOT}/{_DISK}/{name}"
 
 
 @pytest.mark.cause("volume-directory")
 def test_a_volume_that_is_in_no_directory_is_rejected_with_those_that_are(host_pods: Path) -> None:
-    _mount(host_pods, "example.com~disk", name="pvc-2")
+    _mount(host_pods, _DISK, name="pvc-2")
     with pytest.raises(ExposeError) as caught:
         _find(host_pods, _computed())
     assert str(caught.value) == (
@@ -96,51 +91,45 @@ def test_a_volume_that_is_in_no_directory_is_rejected_with_those_that_are(host_p
     )
 
 
-def test_a_volume_in_several_directories_is_rejected_with_all_of_them(host_pods: Path) -> None:
-    _mount(host_pods, "b~disk", "a~disk")
-    with pytest.raises(ExposeError) as caught:
-        _find(host_pods, _computed())
-    assert str(caught.value) == (
-        "volume fs of workload pod app/writer is in several of the kubelet's directories of the pod: "
-        "a~disk/pvc-1, b~disk/pvc-1"
-    )
+@pytest.mark.parametrize(
+    ("mounted", "name", "pod", "text"),
+    [
+        (
+            ("b~disk", "a~disk"),
+            "pvc-1",
+            "u-1",
+            r"is in several of the kubelet's directories of the pod: a~disk/pvc-1, b~disk/pvc-1",
+        ),
+        ([f"a~{number:03}" for number in range(300)], "other", "u-1", r"found a~000/other, .* and 291 more"),
+        ((), "", "u-3", r"looked for volumes/\*/pvc-1, found nothing"),
+    ],
+    ids=["several", "many others", "no directories"],
+)
+def test_what_was_found_instead_is_named_in_short(
+    host_pods: Path, mounted: Iterable[str], name: str, pod: str, text: str
+) -> None:
+    _mount(host_pods, *mounted, name=name)
+    with pytest.raises(ExposeError, match=f"{text}$"):
+        _find(host_pods, _computed().replace("u-1", pod))
 
 
-def test_many_directories_are_not_all_listed(host_pods: Path) -> None:
-    _mount(host_pods, *(f"a~{number:03}" for number in range(300)), name="other")
-    with pytest.raises(ExposeError, match=r"found a~000/other, .* and 291 more$"):
-        _find(host_pods, _computed())
-
-
-def test_a_pod_without_directories_is_rejected(host_pods: Path) -> None:
-    with pytest.raises(ExposeError, match=r"looked for volumes/\*/pvc-1, found nothing$"):
-        _find(host_pods, _computed().replace("u-1", "u-3"))
-
-
-def test_a_file_among_the_plugins_is_passed_over(host_pods: Path) -> None:
-    (host_pods / "u-1" / "volumes" / "file").touch()
-    _mount(host_pods, "example.com~disk")
-    assert _find(host_pods, _computed()) == _computed("example.com~disk")
-
-
-def test_a_link_of_a_tenant_in_the_volume_is_never_reached(host_pods: Path) -> None:
+def test_a_link_of_a_tenant_in_the_volume_is_never_reached_and_a_file_passed_over(host_pods: Path) -> None:
     """What is mounted is not opened, so that neither a link in it nor a server that hangs matters."""
-    _mount(host_pods, "example.com~disk")
-    volume = host_pods / "u-1" / "volumes" / "example.com~disk" / "pvc-1"
+    (host_pods / "u-1" / "volumes" / "file").touch()
+    _mount(host_pods, _DISK)
+    volume = host_pods / "u-1" / "volumes" / _DISK / "pvc-1"
     (volume / "pvc-1").symlink_to("/")
     volume.chmod(0)
-    assert _find(host_pods, _computed()) == _computed("example.com~disk")
+    assert _find(host_pods, _computed()) == _computed(_DISK)
     volume.chmod(0o700)
 
 
-def test_the_computed_directory_is_used_where_there_is_nothing_to_list(tmp_path: Path) -> None:
-    """An agent that runs outside of its pod."""
-    assert _find(tmp_path / "absent", _computed()) == _computed()
-
-
-def test_the_computed_directory_is_used_where_the_agent_may_not_list_it(
+def test_the_computed_directory_is_used_where_the_agent_cannot_list_it(
     host_pods: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It may run outside of its pod."""
+    assert _find(host_pods / "absent", _computed()) == _computed()
+
     def deny(path: Path) -> list[Path]:
         raise PermissionError(13, "Permission denied", path)
 
@@ -148,40 +137,23 @@ def test_the_computed_directory_is_used_where_the_agent_may_not_list_it(
     assert _find(host_pods, _computed()) == _computed()
 
 
-def _messages(host_pods: Path) -> Path:
-    """Return the directory of the termination messages of the container `mover` of the pod u-1."""
-    directory = host_pods / "u-1" / "containers" / "mover"
-    directory.mkdir(parents=True)
-    return directory
+def test_a_termination_message_is_read_as_far_as_the_kubelet_keeps_it(host_pods: Path) -> None:
+    def read() -> str | None:
+        return read_termination_message(str(host_pods), "u-1", "mover")
 
-
-def _read(host_pods: Path) -> str | None:
-    return read_termination_message(str(host_pods), "u-1", "mover")
-
-
-def test_the_termination_message_of_a_container_is_read(host_pods: Path) -> None:
-    messages = _messages(host_pods)
-    (messages / "00000000").touch()
-    (messages / "7f3a90c1").write_text("done")
-    assert _read(host_pods) == "done"
-
-
-def test_no_more_is_read_than_the_kubelet_keeps(host_pods: Path) -> None:
-    (_messages(host_pods) / "7f3a90c1").write_bytes(b"\xff" * TERMINATION_MESSAGE_LIMIT_BYTES * 2)
-    assert _read(host_pods) == "\ufffd" * TERMINATION_MESSAGE_LIMIT_BYTES
-
-
-def test_neither_a_link_nor_a_pipe_is_read(host_pods: Path) -> None:
-    secret, messages = host_pods / "secret", _messages(host_pods)
+    assert not read()
+    assert not read_termination_message(str(host_pods / "absent"), "u-1", "mover")
+    messages, secret = host_pods / "u-1" / "containers" / "mover", host_pods / "secret"
+    messages.mkdir(parents=True)
     secret.write_text("secret")
     (messages / "link").symlink_to(secret)
     os.mkfifo(messages / "pipe")
-    assert not _read(host_pods)
-
-
-def test_a_container_without_a_directory_has_left_nothing(host_pods: Path) -> None:
-    assert not _read(host_pods)
-    assert not read_termination_message(str(host_pods / "absent"), "u-1", "mover")
+    (messages / "00000000").touch()
+    assert not read(), "neither a link nor a pipe is read"
+    (messages / "7f3a90c1").write_text("done")
+    assert read() == "done"
+    (messages / "7f3a90c1").write_bytes(b"\xff" * TERMINATION_MESSAGE_LIMIT_BYTES * 2)
+    assert read() == "\ufffd" * TERMINATION_MESSAGE_LIMIT_BYTES
 
 
 def test_the_events_of_a_mover_are_found(host_pods: Path, monkeypatch: pytest.MonkeyPatch) -> None:
