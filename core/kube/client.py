@@ -238,14 +238,11 @@ class KubeClient:
         for item in body.items:
             # Items of a list lack these fields; readers of objects expect them.
             obj = {"apiVersion": resource.api_version, "kind": resource.kind} | (item if isinstance(item, dict) else {})
-            drop_managed_fields(obj)
             try:
-                check_form(resource, obj)
+                page.items.append(self._checked(resource, obj))
             except MalformedObjectError as e:
-                self.skip(resource, e)
+                _log.warning("object skipped: %s", e)
                 page.malformed.append(obj)
-            else:
-                page.items.append(cast("ObjectT", obj))
         return page
 
     async def list(self, selection: Selection[ObjectT]) -> list[ObjectT]:
