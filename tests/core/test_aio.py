@@ -42,18 +42,13 @@ async def test_shielded_step_is_canceled_at_its_deadline(looptime: float) -> Non
 
 async def test_shielded_step_returns_its_result_and_raises_its_error() -> None:
     async def fails() -> None:
+        await asyncio.sleep(5)
         raise KeyError
 
     assert await run_shielded(lambda: asyncio.sleep(1, "x"), name="a", deadline=_deadline(10)) == "x"
     with pytest.raises(KeyError):
         await run_shielded(fails, name="b", deadline=_deadline(10))
-
-
-async def test_failure_of_a_shielded_step_is_the_cause_of_its_callers_cancellation() -> None:
-    async def fails() -> None:
-        await asyncio.sleep(5)
-        raise KeyError
-
+    # Its failure is the cause of its caller's cancellation.
     task = asyncio.create_task(run_shielded(fails, name="clean-up", deadline=_deadline(10)))
     await asyncio.sleep(1)
     task.cancel()
@@ -83,9 +78,7 @@ async def test_deadline_uses_its_own_clock() -> None:
 
 async def test_a_cancellation_takes_precedence_over_an_error() -> None:
     """A TaskGroup raises only the error in this case."""
-    failed = asyncio.Event()
-
-    working = asyncio.Event()
+    failed, working = asyncio.Event(), asyncio.Event()
 
     async def fail_when_canceled() -> None:
         working.set()

@@ -72,16 +72,20 @@ def test_recorded_results_and_progress_are_parsed() -> None:
         parse_progress(message)
 
 
-def test_result_is_serialized_as_it_is_parsed() -> None:
-    result = BackupResult(
-        snapshot_id="k1",
-        source=VolumePath(by_path="/uid", volume_mode="Filesystem"),
-        total_bytes=5,
-        incremental_bytes=2,
-    )
+def test_results_are_read_as_they_were_written() -> None:
+    source = VolumePath(by_path="/uid", volume_mode="Filesystem")
+    result = BackupResult(snapshot_id="k1", source=source, total_bytes=5, incremental_bytes=2)
     wire = json.dumps(result.to_wire())
     assert '"snapshotID": "k1"' in wire
     assert parse_result(BackupResult, wire) == result
+    report = SnapshotReport(unreferenced=SnapshotTotal(count=2, bytes=7), bucket_read=True)
+    assert parse_result(SnapshotReport, report.to_json()) == report
+    maintenance = MaintenanceResult(mode=MaintenanceMode.FULL, report=report)
+    assert parse_result(MaintenanceResult, maintenance.to_json()) == maintenance
+    # What was not found is omitted.
+    maintenance = MaintenanceResult(mode=MaintenanceMode.NONE, reason="nothing is due", repository_id="ab")
+    assert maintenance.to_json() == '{"mode":"none","reason":"nothing is due","repositoryID":"ab"}'
+    assert parse_result(MaintenanceResult, maintenance.to_json()) == maintenance
 
 
 @pytest.mark.parametrize(
@@ -93,38 +97,21 @@ def test_an_invalid_result_is_never_an_empty_success(message: str) -> None:
         parse_result(BackupResult, message)
 
 
-def test_result_of_init_requires_the_repositorys_id() -> None:
+def test_a_result_needs_an_id_or_a_mode() -> None:
     assert parse_result(InitResult, '{"uniqueID":"ab"}').unique_id == "ab"
     with pytest.raises(ResultError):
         parse_result(InitResult, '{"uniqueID":""}')
-
-
-def test_what_a_maintenance_has_not_found_is_omitted() -> None:
-    result = MaintenanceResult(mode=MaintenanceMode.NONE, reason="nothing is due", repository_id="ab")
-    assert result.to_json() == '{"mode":"none","reason":"nothing is due","repositoryID":"ab"}'
-    assert parse_result(MaintenanceResult, result.to_json()) == result
     with pytest.raises(ResultError):
         parse_result(MaintenanceResult, "{}")
 
 
-def test_a_snapshot_report_is_read_as_it_was_written() -> None:
-    report = SnapshotReport(unreferenced=SnapshotTotal(count=2, bytes=7), bucket_read=True)
-    assert parse_result(SnapshotReport, report.to_json()) == report
-    result = MaintenanceResult(mode=MaintenanceMode.FULL, report=report)
-    assert parse_result(MaintenanceResult, result.to_json()) == result
-
-
-def test_progress_omits_zeros() -> None:
+def test_progress_omits_zeros_and_is_never_guessed() -> None:
     assert ProgressMessage().to_json() == "{}"
-    assert ProgressMessage(total_bytes=7, done_bytes=3, sent_bytes=1).to_json() == (
-        '{"totalBytes":7,"doneBytes":3,"sentBytes":1}'
-    )
-
-
-@pytest.mark.parametrize("message", ["", "half", '{"totalBytes":"many"}'])
-def test_invalid_progress_is_rejected(message: str) -> None:
-    with pytest.raises(ContractError):
-        parse_progress(message)
+    progress = ProgressMessage(total_bytes=7, done_bytes=3, sent_bytes=1)
+    assert progress.to_json() == '{"totalBytes":7,"doneBytes":3,"sentBytes":1}'
+    for message in ("", "half", '{"totalBytes":"many"}'):
+        with pytest.raises(ContractError):
+            parse_progress(message)
 
 
 def test_long_message_keeps_its_end_within_the_limit() -> None:

@@ -117,9 +117,8 @@ def test_a_specification_is_read_as_it_was_written(spec: MoverSpec, words: str) 
     assert parse_spec(words.split()) == spec
 
 
-@pytest.mark.parametrize("argv", [[], ["backup", "--job=x"], ["--help"]], ids=["nothing", "transfer", "help"])
-def test_other_command_lines_have_no_specification(argv: list[str]) -> None:
-    assert parse_spec(argv) is None
+def test_other_command_lines_have_no_specification() -> None:
+    assert [parse_spec(argv) for argv in ([], ["backup", "--job=x"], ["--help"])] == [None] * 3
 
 
 @pytest.mark.parametrize(

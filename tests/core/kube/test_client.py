@@ -40,18 +40,11 @@ def config_map(name: str, **metadata: object) -> JsonDict:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "a", "name": name} | metadata}
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        (PODS.path(), "/api/v1/pods"),
-        (PODS.path("a"), "/api/v1/namespaces/a/pods"),
-        (PODS.path("a", "b", subresource="log"), "/api/v1/namespaces/a/pods/b/log"),
-        (NODES.path("", "b"), "/api/v1/nodes/b"),
-        (LEASES.path("a", "b"), "/apis/coordination.k8s.io/v1/namespaces/a/leases/b"),
-    ],
-)
-def test_paths_are_those_of_the_api(path: str, expected: str) -> None:
-    assert path == expected
+def test_paths_are_those_of_the_api() -> None:
+    assert [PODS.path(), PODS.path("a")] == ["/api/v1/pods", "/api/v1/namespaces/a/pods"]
+    assert PODS.path("a", "b", subresource="log") == "/api/v1/namespaces/a/pods/b/log"
+    assert NODES.path("", "b") == "/api/v1/nodes/b"
+    assert LEASES.path("a", "b") == "/apis/coordination.k8s.io/v1/namespaces/a/leases/b"
 
 
 class SlowKube(FakeKube):
@@ -83,6 +76,9 @@ async def test_an_object_with_an_invalid_name_does_not_exist_and_is_not_requeste
         assert await client.delete(CONFIG_MAPS, namespace, called) is Deletion.NOT_FOUND
         with pytest.raises(NotFoundError, match="404 NotFound: invalid name"):
             await client.patch(CONFIG_MAPS, namespace, called, {"data": {}})
+    if name:
+        with pytest.raises(NotFoundError, match="invalid namespace"):
+            await client.list(Selection(CONFIG_MAPS, name))
     assert await client.read(NODES, "", name) is None
     assert kube.requests == []
     assert await client.read(CONFIG_MAPS, "a", "m") is not None
@@ -106,27 +102,24 @@ async def test_list_whose_pages_expire_raises(kube: FakeKube, client: KubeClient
         await anext(pages)
 
 
-async def test_create_whose_response_was_lost_finds_its_own_object(kube: FakeKube, client: KubeClient) -> None:
+async def test_a_request_whose_response_was_lost_is_never_applied_twice(kube: FakeKube, client: KubeClient) -> None:
     kube.fail_next("POST", "/configmaps", "lost-applied")
     with pytest.raises(AlreadyExistsError):
         await client.create(CONFIG_MAPS, config_map("m"))
-    assert len(kube.objects(CONFIG_MAPS)) == 1
-
-
-async def test_create_with_a_generated_name_is_never_repeated(kube: FakeKube, client: KubeClient) -> None:
+    (created,) = kube.objects(CONFIG_MAPS)
+    kube.fail_next("PATCH", "/configmaps/m", "lost-applied")
+    version = {"metadata": {"resourceVersion": created["metadata"]["resourceVersion"]}}
+    with pytest.raises(ConflictError):
+        await client.patch(CONFIG_MAPS, "a", "m", version | {"data": {"x": "y"}})
+    kube.fail_next("DELETE", "/configmaps/m", "lost-applied")
+    assert await client.delete(CONFIG_MAPS, "a", "m") is Deletion.NOT_FOUND
+    assert kube.objects(CONFIG_MAPS) == []
     kube.fail_next("POST", "/configmaps", "lost-applied")
     manifest = config_map("", generateName="m-")
     del manifest["metadata"]["name"]
     with pytest.raises(UnreachableError):
         await client.create(CONFIG_MAPS, manifest)
     assert len(kube.objects(CONFIG_MAPS)) == 1
-
-
-async def test_patch_with_a_version_conflicts_when_its_response_was_lost(kube: FakeKube, client: KubeClient) -> None:
-    version = kube.put(config_map("m"))["metadata"]["resourceVersion"]
-    kube.fail_next("PATCH", "/configmaps/m", "lost-applied")
-    with pytest.raises(ConflictError):
-        await client.patch(CONFIG_MAPS, "a", "m", {"metadata": {"resourceVersion": version}, "data": {"x": "y"}})
 
 
 @pytest.mark.parametrize("as_model", [False, True], ids=["raw", "model"])
@@ -150,36 +143,19 @@ async def test_patch_that_must_not_be_repeated_is_sent_once(kube: FakeKube, clie
     assert len(kube.requests) == 1
 
 
-async def test_delete_whose_response_was_lost_counts_as_not_found(kube: FakeKube, client: KubeClient) -> None:
-    kube.put(config_map("m"))
-    kube.fail_next("DELETE", "/configmaps/m", "lost-applied")
-    assert await client.delete(CONFIG_MAPS, "a", "m") is Deletion.NOT_FOUND
-    assert kube.objects(CONFIG_MAPS) == []
-
-
-@pytest.mark.parametrize(("container", "asked"), [("c", "c"), ("", None)], ids=["named", "the only one"])
-async def test_pod_log_is_asked_of_one_container(
-    kube: FakeKube, client: KubeClient, container: str, asked: str | None
-) -> None:
-    kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p"}})
-    await client.pod_log("a", "p", container=container, limit_bytes=200)
-    assert kube.requests[-1].query.get("container") == asked
-
-
 async def test_the_end_of_a_pod_log_is_read_with_lines_of_any_length(kube: FakeKube, client: KubeClient) -> None:
     kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p"}})
     lines = [f"{number} {'x' * (number % 7) * 100}\n" for number in range(2000)]
     kube.logs["a", "p"] = "".join(lines)
     text = await client.pod_log("a", "p", container="c", limit_bytes=40_000)
+    assert kube.requests[-1].query["container"] == "c"
     assert kube.logs["a", "p"].endswith(text)
     assert 10_000 < len(text) <= 40_000
     assert text.splitlines(keepends=True) == lines[-len(text.splitlines()) :]
-
-
-async def test_the_last_line_of_a_pod_log_may_exceed_the_limit(kube: FakeKube, client: KubeClient) -> None:
-    kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p"}})
+    # The last line may exceed the limit.
     kube.logs["a", "p"] = "short\n" + "y" * 1000
-    assert await client.pod_log("a", "p", container="c", limit_bytes=100) == "y" * 100
+    assert await client.pod_log("a", "p", container="", limit_bytes=100) == "y" * 100
+    assert "container" not in kube.requests[-1].query
 
 
 async def test_an_answer_to_a_deletion_needs_no_resource_version(kube: FakeKube, client: KubeClient) -> None:
@@ -226,6 +202,9 @@ async def test_an_answer_that_is_no_list_is_retried(kube: FakeKube, client: Kube
     kube.put(config_map("m"))
     kube.fail_next("GET", "/configmaps", body)
     assert len(await client.list(Selection(CONFIG_MAPS, "a"))) == 1
+    for items in (b"[1, null]", b'[{"metadata":{"name":1}}, "x"]'):
+        kube.fail_next("GET", "/configmaps", b'{"metadata":{},"items":' + items + b"}")
+        assert await client.list(Selection(CONFIG_MAPS, "a")) == []
 
 
 @pytest.mark.parametrize(("body", "shown"), [(PAGE, "b'<html>"), (b'{"data":{"password":"c2VjcmV0"', "30 bytes")])
@@ -263,19 +242,6 @@ async def test_a_list_is_read_without_its_malformed_objects(kube: FakeKube, capl
     assert [obj["metadata"]["name"] for obj in found] == ["a", "c"]
     assert skipped == ["ConfigMap"]
     assert caplog.messages == ["object skipped: malformed ConfigMap a/b: data[...]: Expected `str`, got `int`"]
-
-
-@pytest.mark.parametrize("items", ["[1, null]", '[{"metadata":{"name":1}}, "x"]'])
-async def test_a_list_of_what_is_no_object_is_empty(kube: FakeKube, client: KubeClient, items: str) -> None:
-    kube.fail_next("GET", "/configmaps", b'{"metadata":{},"items":' + items.encode() + b"}")
-    assert await client.list(Selection(CONFIG_MAPS, "a")) == []
-
-
-@pytest.mark.parametrize("namespace", [".", "..", "a/b", "a?watch=true", "a b"])
-async def test_an_invalid_namespace_is_not_listed(kube: FakeKube, client: KubeClient, namespace: str) -> None:
-    with pytest.raises(NotFoundError, match="invalid namespace"):
-        await client.list(Selection(CONFIG_MAPS, namespace))
-    assert kube.requests == []
 
 
 async def test_managed_fields_are_dropped_from_every_response(kube: FakeKube, client: KubeClient) -> None:

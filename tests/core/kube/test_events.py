@@ -60,13 +60,11 @@ async def test_events_of_one_moment_have_distinct_names(kube: FakeKube) -> None:
     assert len(kube.objects(EVENTS)) == 50
 
 
-async def test_long_message_keeps_its_start_within_the_limit(kube: FakeKube) -> None:
+async def test_texts_and_names_stay_within_their_limits(kube: FakeKube) -> None:
     message = (await _record(kube, "start " + "ü" * 2000))["message"]
     assert len(message.encode()) <= 1024
     assert message.startswith("start ü")
-
-
-async def test_long_name_stays_within_the_limit(kube: FakeKube) -> None:
+    kube = FakeKube()
     about = ObjectRef(api_version="v1", kind="Pod", namespace="velero", name="n" * 235 + "." + "m" * 17, uid="uid-1")
     name = (await _record(kube, about=about))["metadata"]["name"]
     assert len(name) <= 253

@@ -46,19 +46,23 @@ async def test_a_transient_error_is_retried(error: KubeError) -> None:
     assert len(script.called_at) == 3
 
 
-@pytest.mark.parametrize("error", [ForbiddenError("x"), UnauthorizedError("x"), ConflictError("x")], ids=repr)
-async def test_a_permanent_error_is_raised(error: KubeError) -> None:
+@pytest.mark.parametrize(
+    ("error", "after_lost_response"),
+    [
+        (ForbiddenError("x"), True),
+        (UnauthorizedError("x"), True),
+        (ConflictError("x"), True),
+        (ServerError("x"), False),
+        (UnreachableError("x"), False),
+    ],
+    ids=repr,
+)
+async def test_neither_a_permanent_error_nor_what_may_have_been_applied_is_retried(
+    error: KubeError, *, after_lost_response: bool
+) -> None:
     script = Script(error)
     with pytest.raises(type(error)):
-        await Retry(LoopClock()).run(script)
-    assert len(script.called_at) == 1
-
-
-@pytest.mark.parametrize("error", [ServerError("x"), UnreachableError("x")], ids=repr)
-async def test_a_request_that_may_have_been_applied_is_not_repeated_where_forbidden(error: KubeError) -> None:
-    script = Script(error)
-    with pytest.raises(type(error)):
-        await Retry(LoopClock()).run(script, after_lost_response=False)
+        await Retry(LoopClock()).run(script, after_lost_response=after_lost_response)
     assert len(script.called_at) == 1
 
 
@@ -110,10 +114,6 @@ async def test_a_denial_is_retried_for_the_configured_time(error: type[KubeError
     script = _many(error, 8)
     assert await Retry(LoopClock(), forbidden_seconds=30).run(script) == "done"
     assert len(script.called_at) == 9
-
-
-@pytest.mark.parametrize("error", [ForbiddenError, UnauthorizedError])
-async def test_a_denial_is_raised_after_the_configured_time(error: type[KubeError]) -> None:
     script = _many(error, 100)
     with pytest.raises(error):
         await Retry(LoopClock(), forbidden_seconds=20).run(script)

@@ -60,29 +60,18 @@ def test_a_claim_is_kept_with_its_spec_and_labels_and_read_back() -> None:
 
 
 def test_a_claim_without_fields_has_those_of_a_file_system() -> None:
-    saved = SavedClaim.from_claim({"metadata": {"namespace": "app", "name": "data"}, "spec": {}})
+    meta = {"metadata": {"namespace": "app", "name": "data"}}
+    saved = SavedClaim.from_claim(meta | {"spec": {}})
     assert saved == SavedClaim(namespace="app", name="data")
     assert (saved.volume_mode, saved.text) == ("Filesystem", '{"namespace":"app","name":"data"}')
-
-
-def test_unknown_keys_are_not_kept() -> None:
-    saved = SavedClaim.from_json('{"namespace": "app", "name": "data", "more": {"a": 1}}')
-    assert "more" not in saved.text
-
-
-@pytest.mark.parametrize(("spec", "kept"), [({}, None), ({"storageClassName": ""}, "")])
-def test_no_class_and_the_empty_one_are_kept_apart(spec: dict[str, str], kept: str | None) -> None:
-    claim = SavedClaim.from_claim({"metadata": {"namespace": "app", "name": "data"}, "spec": spec})
-    again = SavedClaim.from_json(claim.text)
-    assert (claim.storage_class, again.storage_class) == (kept, kept)
-
-
-def test_the_capacity_of_the_volume_is_kept_beside_the_request() -> None:
+    assert "more" not in SavedClaim.from_json('{"namespace": "app", "name": "data", "more": {"a": 1}}').text
+    # No class and the empty one are kept apart, and the capacity beside the request.
+    for fields, storage_class in (({}, None), ({"storageClassName": ""}, "")):
+        saved = SavedClaim.from_claim(meta | {"spec": fields})
+        assert (saved.storage_class, SavedClaim.from_json(saved.text)) == (storage_class, saved)
     spec = {"resources": {"requests": {"storage": "1Gi"}}}
-    raw = {"metadata": {"namespace": "app", "name": "data"}, "spec": spec, "status": {"capacity": {"storage": "5Gi"}}}
-    claim = SavedClaim.from_claim(raw)
-    assert (claim.size, claim.capacity) == ("1Gi", "5Gi")
-    assert SavedClaim.from_json(claim.text) == claim
+    saved = SavedClaim.from_claim(meta | {"spec": spec, "status": {"capacity": {"storage": "5Gi"}}})
+    assert (saved.size, saved.capacity, SavedClaim.from_json(saved.text)) == ("1Gi", "5Gi", saved)
 
 
 @pytest.mark.parametrize(
@@ -152,25 +141,19 @@ def test_the_newest_that_is_not_shrunk_counts(sizes: list[tuple[int | None, int]
         assert (found.files, found.bytes) == (new.files, new.bytes)
 
 
-def test_an_acknowledged_one_is_not_shrunk() -> None:
+def test_neither_one_that_is_acknowledged_nor_a_new_rule_is_a_loss() -> None:
     *history, new = _sizes((1000, 1000), (100, 100), (60, 60))
     assert find_full(history, new) is not None
     assert find_full(history, new, {"s1"}) is None
+    full = SavedSize("s0", 1000, 500 * MIB)
+    assert find_full([full], SavedSize("s1", 100, 50 * MIB, "rules", (900, 450 * MIB))) is None
 
 
 def test_a_new_rule_does_not_end_what_was_shrunk_before_it() -> None:
-    full = SavedSize("s0", 1_000_000, MIB)
-    shrunk, new = (
-        SavedSize(f"s{n}", files, MIB, "rules", left) for n, files, left in [(1, 1000, None), (2, 800, (5, 5))]
-    )
-    found = find_full([full, shrunk], new)
+    full, shrunk = SavedSize("s0", 1_000_000, MIB), SavedSize("s1", 1000, MIB, "rules", None)
+    found = find_full([full, shrunk], SavedSize("s2", 800, MIB, "rules", (5, 5)))
     assert found is not None
     assert found.full_snapshot == "s0"
-
-
-def test_a_new_rule_is_no_loss() -> None:
-    full = SavedSize("s0", 1000, 500 * MIB)
-    assert find_full([full], SavedSize("s1", 100, 50 * MIB, "rules", (900, 450 * MIB))) is None
 
 
 def test_its_annotation_is_read_back_until_somebody_acknowledges_it() -> None:
@@ -183,11 +166,8 @@ def test_its_annotation_is_read_back_until_somebody_acknowledges_it() -> None:
     assert is_shrunk(annotations)
     wire = found.to_json().replace("}", ',"acknowledged":"2026-01-01T00:00:00Z"}')
     assert not is_shrunk({SHRUNK_ANNOTATION: wire})
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[", '{"bytes": "many", "fullBytes": 1}'])
-def test_an_invalid_annotation_counts_as_none(text: str) -> None:
-    assert Shrinkage.from_annotations({SHRUNK_ANNOTATION: text}) is None
+    for text in ("", "{}", "[", '{"bytes": "many", "fullBytes": 1}'):
+        assert Shrinkage.from_annotations({SHRUNK_ANNOTATION: text}) is None
 
 
 _NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -220,15 +200,6 @@ def test_ten_copies_that_wait_are_a_backlog() -> None:
         (["verify", "--ttl=24h"], None, False),
         ([SCHEDULE_COMMAND, "night", "--keep-daily=7"], None, True),
         (None, None, False),
-    ],
-    ids=[
-        "never renewed",
-        "another image since",
-        "renewed",
-        "deletes nothing",
-        "another command",
-        "by calendar",
-        "no arguments",
     ],
 )
 def test_a_schedule_that_deletes_has_older_rules_until_its_image_is_known(

@@ -40,15 +40,11 @@ def test_an_invalid_duration_is_rejected(text: str) -> None:
         parse_duration(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["100000000000h", "2562048h", "-2562048h", "9" * 400 + "s", "1h" * 1000, "\u0661h"],
-    ids=lambda text: text[:9],
-)
-def test_a_duration_that_go_cannot_hold_is_invalid(text: str) -> None:
-    with pytest.raises(ValueError, match="duration") as raised:
-        parse_duration(text)
-    assert len(str(raised.value)) < 300
+def test_a_duration_that_go_cannot_hold_is_invalid() -> None:
+    for text in ("100000000000h", "2562048h", "-2562048h", "9" * 400 + "s", "1h" * 1000, "\u0661h"):
+        with pytest.raises(ValueError, match="duration") as raised:
+            parse_duration(text)
+        assert len(str(raised.value)) < 300
 
 
 @pytest.mark.parametrize(
@@ -92,28 +88,19 @@ def test_an_invalid_quantity_is_rejected(text: str | float) -> None:
         parse_quantity(text)
 
 
-@pytest.mark.parametrize(("text", "number"), [("0", 0), ("007", 7), ("9" * 18, 10**18 - 1)])
-def test_count_is_parsed(text: str, number: int) -> None:
-    assert parse_count(text) == number
+def test_count_is_parsed() -> None:
+    assert [parse_count(text) for text in ("0", "007", "9" * 18)] == [0, 7, 10**18 - 1]
+    for text in ("", "-1", "+1", "1.0", "\u0663", "²", "9" * 19, "9" * 5000):
+        assert parse_count(text) is None, text[:9]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "-1", "+1", "1.0", "\u0663", "²", "9" * 19, "9" * 5000], ids=lambda text: text[:9]
-)
-def test_what_is_no_count_is_none(text: str) -> None:
-    assert parse_count(text) is None
-
-
-@pytest.mark.parametrize("text", ["", "noon", "2026-11-21", "2026-11-21T12:00:00", "99999-01-01T00:00:00Z"])
-def test_a_time_without_zone_or_form_is_rejected(text: str) -> None:
-    with pytest.raises(ContractError, match="not a time with a time zone"):
-        parse_time(text)
-
-
-def test_time_is_parsed_with_any_number_of_digits() -> None:
+def test_time_is_parsed_with_any_number_of_digits_and_a_zone() -> None:
     noon = datetime(2026, 11, 21, 12, tzinfo=UTC)
     for text in ("2026-11-21T12:00:00Z", "2026-11-21T12:00:00.000000Z", "2026-11-21T13:00:00+01:00"):
         assert parse_time(text) == noon
+    for text in ("", "noon", "2026-11-21", "2026-11-21T12:00:00", "99999-01-01T00:00:00Z"):
+        with pytest.raises(ContractError, match="not a time with a time zone"):
+            parse_time(text)
 
 
 def test_time_is_formatted_in_utc_and_whole_seconds() -> None:
