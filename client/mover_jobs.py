@@ -318,9 +318,7 @@ async def _describe(tools: Session, causes: CauseFinder, job: Job, pod: Pod | No
     meta = job["metadata"]
     if pod is not None:
         pending = await causes.explain(pod)
-        return (
-            pending.message if pending is not None else f"Pod {meta['namespace']}/{pod['metadata']['name']} is running"
-        )
+        return pending.message if pending is not None else f"{_shown(pod)} is running"
     warning = await find_last_warning(tools.client, meta["namespace"], meta["uid"])
     text = f"Job {meta['namespace']}/{meta['name']} has no pod yet"
     return f"{text}: {warning.message}" if warning is not None else text

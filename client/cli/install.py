@@ -15,7 +15,6 @@ import click
 from client.cli import options as cli
 from client.cli.install_flags import InstallCommand, find_ignored, install_flags
 from client.cli.output import HEADING, OutputFormat, Printer, Styled
-from client.cli.schedule import renew
 from client.install.manifests import build_installation, read_definitions
 from client.install.options import (
     CONFIG_MAP,
@@ -30,6 +29,7 @@ from client.install.options import (
 )
 from client.install.run import run_install
 from client.install.uninstall import RemovalPlan, plan_removal, refuse_interruption, remove
+from client.schedules.store import renew_schedules
 from client.session import Session
 from core.clock import SystemClock
 from core.errors import AgentError, ConfigError
@@ -364,7 +364,7 @@ async def _apply(
 async def _renew_schedules(printer: Printer, access: ClusterAccess, cluster: Connection) -> None:
     """Give schedules the image of the agents; the agents are installed also where that fails."""
     try:
-        failures = await renew(cluster, (), printer)
+        failures = await renew_schedules(Session.of(cluster, printer.note), (), printer.line)
     except AgentError as e:
         failures = [f"schedules were not renewed: {e}"]
     printer.notes(f"{failure}: run {cli.command_for(access, 'nodeagent schedule renew')}" for failure in failures)

@@ -289,14 +289,10 @@ def _print_retention(printer: Printer, found: RetentionExplanation) -> None:
 async def _renew(names: tuple[str, ...], access: ClusterAccess) -> None:
     """Give schedules the image of the agents, today's rules and permissions."""
     async with connect(access) as cluster:
-        failures = await renew(cluster, names, Printer())
+        printer = Printer()
+        failures = await store.renew_schedules(Session.of(cluster, printer.note), names, printer.line)
     if failures:
         raise ScheduleError("; ".join(failures))
-
-
-async def renew(cluster: Connection, names: Sequence[str], printer: Printer) -> list[str]:
-    """Renew the schedules of these names, all if there are none; see `renew_schedules`."""
-    return await store.renew_schedules(Session.of(cluster, printer.note), names, printer.line)
 
 
 @schedule.command("delete", epilog=_DELETE_EXAMPLES)

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from client.cli.options import DURATION, UserCommand, cluster_options, output_option
-from client.cli.output import BAD, GOOD, HEADING, NONE, WARN, Cell, OutputFormat, Printer, Styled
+from client.cli.output import BAD, GOOD, NONE, WARN, Cell, OutputFormat, Printer, Styled
 from client.status.follow import ProgressRates, StatusFollower
 from client.status.health import Health, is_managed
 from client.status.read import StatusReader
@@ -39,7 +39,6 @@ _MESSAGE: Final = 90
 """Characters of a message in a row; a wide answer has all of it."""
 
 _UNKNOWN: Final = Styled("unknown", WARN)
-_INDENT: Final = 2
 _IN_ORDER: Final = frozenset({CoverageState.PROTECTED, CoverageState.LEFT_OUT})
 
 
@@ -54,9 +53,8 @@ class _Section:
         if not rows:
             return
         self._printer.line()
-        self._printer.line(Styled(title, HEADING))
         kept = rows if self.wide else rows[:_ROWS]
-        self._printer.table(headers, kept, indent=_INDENT)
+        self._printer.section(title, headers, kept)
         if len(kept) < len(rows):
             self._printer.line(f"  ... {len(rows) - len(kept)} more (-o wide lists all)")
 

@@ -1,6 +1,5 @@
 """One run of `nodeagent install` against a cluster: checks, also of what exists, then apply, then the wait."""
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
@@ -184,7 +183,12 @@ async def check_user(
         )
 
 
-class _ConfigMapFlag(NamedTuple):
+_CONFIGURATION: Final = """config.json='{"loadConcurrency": {"globalConfig": 1}}'"""
+_REPOSITORIES: Final = """kopia='{"cacheLimitMB": 2048}'"""
+_MAINTENANCE: Final = """global='{"podResources": {"memoryLimit": "2Gi"}}'"""
+
+
+class _Flag(NamedTuple):
     """A flag that names a ConfigMap, what parses that or raises ConfigError, and an example of its content."""
 
     flag: str
@@ -222,29 +226,14 @@ async def _create_command(client: KubeClient, namespace: str, words: str) -> str
     return f"kubectl create namespace {namespace} && {command}" if is_missing else command
 
 
-def _config_map_flags(options: InstallOptions) -> Sequence[_ConfigMapFlag]:
+def _config_map_flags(options: InstallOptions) -> Sequence[_Flag]:
     """Return the flags that name a ConfigMap which the installation does not create itself."""
     agent = options.agent
     named = agent.config_map if options.configuration is None else None
     flags = [
-        _ConfigMapFlag(
-            "--node-agent-configmap",
-            named or "",
-            parse_config_map,
-            "config.json=" + shlex.quote('{"loadConcurrency": {"globalConfig": 1}}'),
-        ),
-        _ConfigMapFlag(
-            "--backup-repository-configmap",
-            agent.repository_config_map or "",
-            parse_settings_of,
-            "kopia=" + shlex.quote('{"cacheLimitMB": 2048}'),
-        ),
-        _ConfigMapFlag(
-            "--repo-maintenance-job-configmap",
-            agent.maintenance_config_map or "",
-            parse_maintenance,
-            "global=" + shlex.quote('{"podResources": {"memoryLimit": "2Gi"}}'),
-        ),
+        _Flag("--node-agent-configmap", named or "", parse_config_map, _CONFIGURATION),
+        _Flag("--backup-repository-configmap", agent.repository_config_map or "", parse_settings_of, _REPOSITORIES),
+        _Flag("--repo-maintenance-job-configmap", agent.maintenance_config_map or "", parse_maintenance, _MAINTENANCE),
     ]
     return [flag for flag in flags if flag.name]
 

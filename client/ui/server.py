@@ -265,8 +265,8 @@ class Pages:
         """Return the page in a layout, and its status; what does not exist or cannot be read may be there later."""
         try:
             values, status = await build(request, state), 200
-        except (web.HTTPNotFound, AgentError) as e:
-            why, status = (e.text, 404) if isinstance(e, web.HTTPNotFound) else (f"This cannot be read: {e}", 503)
+        except AgentError as e:
+            why, status = (str(e), 404) if isinstance(e, NotFoundError) else (f"This cannot be read: {e}", 503)
             values, template = {"what": request.match_info.get("name", ""), "why": why}, "error.html"
         view = state.view
         known = {"layout": layout, "here": request.path_qs, "state": state, "view": view, "now": view.at}
@@ -300,7 +300,7 @@ class Pages:
         days = history.days.of(key)
         row = next((one for one in state.volumes if (one.namespace, one.volume) == key), None)
         if row is None and all(one.total_bytes is None for one in days):
-            raise web.HTTPNotFound(text=f"nothing is known of a volume {'/'.join(key)}")
+            raise NotFoundError(f"nothing is known of a volume {'/'.join(key)}", status=404)
         backups = [one for one in state.snapshot.transfers if one.is_backup and tables.volume_of(one) == key]
         backups.sort(key=lambda one: one.created, reverse=True)
         return {
@@ -321,12 +321,9 @@ class Pages:
     async def _transfer(self, request: web.Request, state: State) -> _Values:
         kind, name = _BY_SHORT.get(request.match_info["kind"]), request.match_info["name"]
         if kind is None:
-            raise web.HTTPNotFound(text="there is no such kind: du, dd, pvb and pvr are")
+            raise NotFoundError("there is no such kind: du, dd, pvb and pvr are", status=404)
         known = next((one for one in state.snapshot.transfers if (one.kind, one.name) == (kind.name, name)), None)
-        try:
-            found = await self._details.transfer(Target(kind, name), Observed(known, state.lost))
-        except NotFoundError as e:
-            raise web.HTTPNotFound(text=str(e)) from e
+        found = await self._details.transfer(Target(kind, name), Observed(known, state.lost))
         key = (found.kind, found.name)
         moving = next((one for one in state.view.transfers if (one.kind, one.name) == key), None)
         waiting = next((one for one in state.view.pending if (one.kind, one.name) == key), None)
@@ -337,7 +334,7 @@ class Pages:
         name = request.match_info["name"]
         node = tables.find_node(state.view, state.snapshot.transfers, name)
         if node is None:
-            raise web.HTTPNotFound(text=f"there is no agent on a node {name}")
+            raise NotFoundError(f"there is no agent on a node {name}", status=404)
         bound = {(one.kind, one.name) for one in state.snapshot.transfers if one.node}
         anywhere = [one for one in state.view.pending if one.position is not None and (one.kind, one.name) not in bound]
         return {"node": node, "anywhere": tables.cut(anywhere, 1)}
@@ -350,10 +347,7 @@ class Pages:
     async def _repository(self, request: web.Request, state: State) -> _Values:
         name = request.match_info["name"]
         known = next((one for one in state.snapshot.repositories if one.name == name), None)
-        try:
-            one = await self._details.repository(name, Observed(known, state.lost))
-        except NotFoundError as e:
-            raise web.HTTPNotFound(text=str(e)) from e
+        one = await self._details.repository(name, Observed(known, state.lost))
         return {"one": one, "growth": sum_growth(state.snapshot.transfers, one.volume_namespace, one.location)}
 
     async def _static(self, request: web.Request) -> web.Response:
