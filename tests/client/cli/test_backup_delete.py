@@ -1,32 +1,28 @@
 """`nodeagent backup delete`: its plan, its question, its errors and exit codes."""
 
-import json
 import re
 import sys
 from dataclasses import dataclass, field
 
-import msgspec
 import pytest
 
-from client import session
 from client.backups.deletion_report import BackupDeletion
 from core.kube.resources import JOBS
-from tests.client.support import commands
+from tests.client.support.commands import Done, SceneShell, assert_document, open_scene
 from tests.client.support.deletion_scene import DeletionScene
-from tests.support.golden import assert_golden, assert_golden_text
+from tests.support.golden import assert_golden_text
 
 
 @dataclass
-class Shell(commands.Shell):
+class _Shell(SceneShell[DeletionScene]):
     """Runs the command; without an `answer` there is no terminal, else it is what the user types."""
 
-    monkeypatch: pytest.MonkeyPatch
-    scene: DeletionScene = field(default_factory=DeletionScene)
+    monkeypatch: pytest.MonkeyPatch = field(kw_only=True)
 
-    def run(self, *words: str, answer: str | None = None) -> commands.Done:
+    def run(self, *words: str, answer: str | None = None) -> Done:
         self.monkeypatch.setattr(sys.stdin, "isatty", lambda: answer is not None, raising=False)
         self.monkeypatch.setattr("click.termui.visible_prompt_func", lambda _: _answer(answer))
-        return super().run("backup", "delete", *words)
+        return super().run(*words)
 
 
 def _answer(answer: str | None) -> str:
@@ -36,16 +32,15 @@ def _answer(answer: str | None) -> str:
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    shell = Shell(capsys, monkeypatch)
-    commands.reach(lambda: shell.scene.kube, monkeypatch)
-    monkeypatch.setattr(session, "SystemClock", lambda: shell.scene.clock)
-    shell.scene.put_backup("night", 9, "data", "gone")
-    shell.scene.put_backup("day", 1)
-    return shell
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
+    scene = DeletionScene()
+    scene.put_backup("night", 9, "data", "gone")
+    scene.put_backup("day", 1)
+    opened = open_scene(scene, capsys, monkeypatch, "backup", "delete", clock=lambda: scene.clock)
+    return _Shell(capsys, opened.begin, scene=scene, monkeypatch=monkeypatch)
 
 
-def test_the_plan_is_shown_and_a_yes_deletes_the_backup(shell: Shell) -> None:
+def test_the_plan_is_shown_and_a_yes_deletes_the_backup(shell: _Shell) -> None:
     code, out, err = shell.run("night", answer="y")
     assert (code, err.splitlines()[0]) == (0, "checking the snapshots of backup night")
     assert_golden_text("cli/backup-delete", out)
@@ -54,7 +49,7 @@ def test_the_plan_is_shown_and_a_yes_deletes_the_backup(shell: Shell) -> None:
     assert shell.scene.names(JOBS) == set()
 
 
-def test_a_no_deletes_nothing(shell: Shell) -> None:
+def test_a_no_deletes_nothing(shell: _Shell) -> None:
     code, _, err = shell.run("night", answer="n")
     assert code == 0
     assert err.endswith("note: nothing was deleted\n")
@@ -62,7 +57,7 @@ def test_a_no_deletes_nothing(shell: Shell) -> None:
     assert [one.dry_run for one in shell.scene.kube.ran] == [True]
 
 
-def test_without_an_answer_nothing_is_deleted(shell: Shell) -> None:
+def test_without_an_answer_nothing_is_deleted(shell: _Shell) -> None:
     assert shell.run("night") == (
         *(2, ""),
         "error: backup delete asks a question, and there is no terminal: --yes skips it\n",
@@ -73,15 +68,14 @@ def test_without_an_answer_nothing_is_deleted(shell: Shell) -> None:
     assert len(shell.scene.names()) == 3
 
 
-def test_a_dry_run_deletes_nothing_and_asks_nothing(shell: Shell) -> None:
+def test_a_dry_run_deletes_nothing_and_asks_nothing(shell: _Shell) -> None:
     code, out, _ = shell.run("night", "--dry-run", "-o", "json")
     assert code == 0
-    assert_golden("cli/backup-delete-schema", json.loads(json.dumps(msgspec.json.schema(BackupDeletion))))
-    assert_golden("cli/backup-delete", json.loads(out))
+    assert_document("backup-delete", BackupDeletion, out)
     assert len(shell.scene.names()) == 3
 
 
-def test_expired_backups_are_deleted_as_a_schedule_would_or_so_many(shell: Shell) -> None:
+def test_expired_backups_are_deleted_as_a_schedule_would_or_so_many(shell: _Shell) -> None:
     for day in range(6, 2, -1):
         shell.scene.put_backup(f"n{day}", day)
     code, out, _ = shell.run("--expired", "--dry-run")
@@ -94,23 +88,22 @@ def test_expired_backups_are_deleted_as_a_schedule_would_or_so_many(shell: Shell
     assert (code, err.splitlines()[-1]) == (0, "note: there is nothing to delete")
 
 
-@pytest.mark.parametrize("words", [("--yes",), ("--yes", "-o", "json"), ("--dry-run",)], ids=" ".join)
-def test_expired_backups_that_cannot_be_checked_are_an_error(shell: Shell, words: tuple[str, ...]) -> None:
+_NIGHT, _ANY = "backup night cannot be deleted", "nothing can be deleted in BackupStorageLocation default"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [("night -y", _NIGHT), ("--expired -y", _ANY), ("--expired -y -o json", _ANY), ("--expired --dry-run", _ANY)],
+)
+def test_backups_that_cannot_be_checked_are_an_error(shell: _Shell, words: str, error: str) -> None:
     shell.scene.put_backup("n6", 6)
     shell.scene.kube.fail_next("POST", "/jobs", 403, times=9, message="denied")
-    code, _, err = shell.run("--expired", *words)
-    assert (code, "n6-data" in shell.scene.names()) == (1, True)
-    assert re.search(r"\nerror: nothing can be deleted in BackupStorageLocation default: create Job .*denied\n$", err)
+    code, _, err = shell.run(*words.split())
+    assert (code, len(shell.scene.names())) == (1, 4)
+    assert re.search(rf"\nerror: {error}: create Job .*denied\n$", err)
 
 
-def test_programs_get_what_was_deleted(shell: Shell) -> None:
-    code, out, _ = shell.run("night", "--yes", "-o", "json")
-    deletion = BackupDeletion.from_json(out)
-    assert (code, deletion.done, [one.name for one in deletion.backups]) == (0, True, ["night"])
-    assert sum(one.snapshots for one in deletion.backups[0].volumes) == 2
-
-
-def test_an_interrupted_deletion_is_finished_by_the_same_command(shell: Shell) -> None:
+def test_an_interrupted_deletion_is_finished_by_the_same_command(shell: _Shell) -> None:
     shell.scene.kube.failure = "object is locked until 2027 (object lock)"
     code, out, err = shell.run("night", "--confirm")
     assert code == 1
@@ -125,13 +118,3 @@ def test_an_interrupted_deletion_is_finished_by_the_same_command(shell: Shell) -
     assert (code, out) == (0, "backup night was deleted, with 2 snapshots\n")
     assert "note: snapshots of 2 transfers are left of a deletion that was interrupted\n" in err
     assert shell.scene.kube.bucket.keys() == {"s-day-data"}
-
-
-def test_a_missing_permission_is_one_line(shell: Shell) -> None:
-    shell.scene.kube.fail_next("POST", "/jobs", 403, times=9, message="eve cannot create jobs in velero")
-    code, out, err = shell.run("night", "--confirm")
-    assert (code, out) == (1, "")
-    assert re.fullmatch(
-        r"error: backup night cannot be deleted: create Job .*eve cannot create jobs.*", err.splitlines()[-1]
-    )
-    assert len(shell.scene.names()) == 3

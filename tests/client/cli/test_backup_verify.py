@@ -1,38 +1,30 @@
 """`nodeagent backup verify`: output, errors, exit codes and completion; the Jobs are those of a fake cluster."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-import msgspec
 import pytest
 
-from client import session
 from client.cli import backup as backup_commands
 from client.collections.models import BackupVolume
 from client.session import Session
 from client.verifications.report import VerificationReport, VerifiedVolume, describe_volume
 from client.verifications.verify import VerificationRequest
-from core.kube.resources import DATA_UPLOADS
 from core.models.verification import VerifiedSnapshot
-from tests.client.support.commands import Done, Shell, reach
+from tests.client.support.commands import SceneShell, assert_document, open_scene
 from tests.client.support.restore_scene import RestoreScene
 from tests.client.support.verification_scene import failed, passed
 from tests.nodeagent.support.hand_clock import NOON, HandClock
-from tests.support.golden import assert_golden, assert_golden_text
+from tests.support.golden import assert_golden_text
 
 
 @dataclass
-class _Shell(Shell):
+class _Shell(SceneShell[RestoreScene]):
     """Runs commands against the scene; `results` by the IDs of snapshots, else they pass."""
 
-    scene: RestoreScene = field(default_factory=lambda: RestoreScene(HandClock()))
     results: dict[str, VerifiedSnapshot] = field(default_factory=dict)
     asked: list[tuple[list[str], VerificationRequest]] = field(default_factory=list)
-
-    def run(self, *words: str) -> Done:
-        return super().run("backup", "verify", *words)
 
     async def verify(
         self, tools: Session, volumes: Sequence[BackupVolume], request: VerificationRequest
@@ -48,10 +40,9 @@ class _Shell(Shell):
 
 @pytest.fixture
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
-    shell = _Shell(capsys)
-    reach(lambda: shell.scene.kube, monkeypatch)
+    opened = open_scene(RestoreScene(HandClock()), capsys, monkeypatch, "backup", "verify")
+    shell = _Shell(capsys, opened.begin, scene=opened.scene)
     monkeypatch.setattr(backup_commands, "verify_volumes", shell.verify)
-    monkeypatch.setattr(session, "SystemClock", HandClock)
     return shell
 
 
@@ -79,9 +70,7 @@ def test_programs_get_a_document_of_the_schema(shell: _Shell) -> None:
     shell.results["s2"] = failed("s2")
     done = shell.run("night", "-o", "json")
     assert done.code == 1
-    assert_golden("cli/backup-verify-schema", json.loads(json.dumps(msgspec.json.schema(VerificationReport))))
-    assert_golden("cli/backup-verify", json.loads(done.out))
-    assert json.loads(VerificationReport.from_json(done.out).to_json()) == json.loads(done.out)
+    assert_document("backup-verify", VerificationReport, done.out)
 
 
 def test_options_choose_volumes_share_and_way(shell: _Shell) -> None:
@@ -92,11 +81,3 @@ def test_options_choose_volumes_share_and_way(shell: _Shell) -> None:
         (["data"], VerificationRequest(12.5, restore=False, timeout=timedelta(hours=1))),
         (["files"], VerificationRequest(100.0, restore=True, timeout=timedelta(hours=6))),
     ]
-
-
-def test_volumes_that_are_not_completed_are_notes(shell: _Shell) -> None:
-    raw = shell.scene.kube.objects(DATA_UPLOADS)[1]
-    shell.scene.kube.put(raw | {"status": {"phase": "Failed", "message": "no\x1b[2J room"}})
-    done = shell.run("night")
-    assert done.code == 0
-    assert "note: not verified: DataUpload night-files of PVC db/files is Failed: no\\x1b[2J room\n" in done.err

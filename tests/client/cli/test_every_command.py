@@ -179,7 +179,7 @@ class _Refusing:
         """Nothing is open."""
 
 
-def test_without_permissions_the_missing_one_is_named(
+def test_the_missing_permission_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -221,9 +221,7 @@ def test_a_wrong_name_has_a_hint(scene: ScheduleScene, capsys: pytest.CaptureFix
     assert [one.path for one in scene.kube.requests if one.method != "GET"] == before
 
 
-def test_a_wrong_command_line_is_an_error_in_one_line_that_says_what_is_right(
-    scene: ScheduleScene, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_line_is_an_error_in_one_line(scene: ScheduleScene, capsys: pytest.CaptureFixture[str]) -> None:
     before = [one.path for one in scene.kube.requests if one.method != "GET"]
     shell = Shell(capsys)
     shown = [shell.tell(*shlex.split(line)) for line in _WRONG.strip().splitlines()]

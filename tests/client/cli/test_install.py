@@ -172,9 +172,7 @@ def test_definitions_alone_are_printed_whatever_other_flags_say(capsys: pytest.C
 
 
 @pytest.mark.usefixtures("files")
-def test_a_documented_line_of_velero_works_and_one_note_names_the_flags_of_the_server(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_line_of_velero_works_and_one_note_names_the_flags_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:
     line = (
         "--provider aws --plugins velero/velero-plugin-for-aws:v1.0.0 --bucket backups --secret-file ./keys "
         "--backup-location-config region=us-east-2 --snapshot-location-config region=us-east-2 --use-node-agent "

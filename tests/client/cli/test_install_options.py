@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pytest
 
-from client.cli.install import build_options, install
-from client.install.options import InstallOptions, LocationOptions
 from nodeagent.__main__ import main
 from tests.support.golden import assert_golden_text
 
@@ -113,7 +110,7 @@ def test_each_wrong_value_is_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     ],
     ids=["limit", "request", "no limit"],
 )
-def test_a_default_gives_way_to_what_was_typed(
+def test_a_default_gives_way(
     capsys: pytest.CaptureFixture[str], words: list[str], request_and_limit: tuple[str, str]
 ) -> None:
     assert main(["install", "--dry-run", "-o", "json", "--image=a", *_LOCATION, "--no-secret", *words]) == 0
@@ -150,32 +147,3 @@ def test_any_provider_with_an_address_is_s3(capsys: pytest.CaptureFixture[str]) 
     words = ["--provider=swift", "--bucket=b", "--backup-location-config=s3Url=http://s"]
     assert main(["install", "--dry-run", "--no-secret", *words]) == 0
     assert "provider: swift\n" in capsys.readouterr().out
-
-
-_EVERY_OPTION = """
---provider=aws --bucket=b --prefix=p --backup-location-config=region=r --cacert=ca.pem --secret-file=keys
---image=i:1 --image-pull-policy=Always --image-pull-secret=s --features=f --agent-arg=--log-level=debug
---node-agent-disable-host-path --kubelet-root-dir=/k --privileged-node-agent
---http-proxy=http://p --https-proxy=http://p --no-proxy=.svc
---node-agent-config=good.json --backup-repository-configmap=r --repo-maintenance-job-configmap=m
---node-agent-pod-cpu-request=1 --node-agent-pod-mem-request=1Mi
---node-agent-pod-cpu-limit=2 --node-agent-pod-mem-limit=2Mi
---pod-labels=a=b --pod-annotations=a=b --node-selector=a=b --toleration=* --node-agent-priority-class-name=high
---service-account-name=a --mover-service-account-name=m --sa-annotations=a=b
---volume-secrets --restore-tests --openshift --monitoring-namespace=prom
-"""
-
-
-def test_every_option_of_an_installation_has_a_flag(tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
-    (tmp_path / "good.json").write_text('{"loadConcurrency": {"globalConfig": 3}}')
-    given = install.make_context("install", _EVERY_OPTION.split()).params
-    found = asdict(build_options(given, "other"))
-    standard = asdict(InstallOptions(location=LocationOptions(provider="", bucket="")))
-    same = {key for key in found if found[key] == standard[key]}
-    for part in ("agent", "proxy", "location"):
-        same |= {f"{part}.{key}" for key in found[part] if found[part][key] == standard[part][key]}
-    resources = found["agent"]["resources"], standard["agent"]["resources"]
-    same |= {key for key in resources[0] if resources[0][key] == resources[1][key]}
-    # It excludes a class by name.
-    assert same == {"priority_classes"}

@@ -16,7 +16,7 @@ from nodeagent.runtime.connection import ClusterAccess
         (ClusterAccess("/my files/c", "blue", "velero"), "", " --kubecontext blue --kubeconfig '/my files/c'"),
     ],
 )
-def test_a_shown_command_has_the_flags_of_the_cluster(
+def test_a_shown_command_has_flags(
     monkeypatch: pytest.MonkeyPatch, access: ClusterAccess, environ: str, flags: str
 ) -> None:
     monkeypatch.setenv("VELERO_NAMESPACE", environ)

@@ -2,55 +2,38 @@
 
 import json
 import re
-from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
-from client import session
 from client.cli.output import Printer
 from client.cli.repo import print_report
 from client.repositories import SnapshotList
 from core.models.base import JsonDict
 from core.snapshot_contract import ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict
 from nodeagent.runtime import connection
-from tests.client.support.commands import Done, Shell, reach
+from tests.client.support.commands import SceneShell, open_scene
 from tests.client.support.user_scene import NAME, RECORD, UserScene
-from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.fakekube import FakeKube
 from tests.support.golden import assert_golden, assert_golden_text
 
-
-@dataclass
-class _Shell(Shell):
-    """Runs commands against the scene; it is always twelve o'clock."""
-
-    scene: UserScene = field(default_factory=UserScene)
-
-    def run(self, *words: str) -> Done:
-        return super().run("repo", *words)
+_Shell = SceneShell[UserScene]
 
 
 @pytest.fixture
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
-    shell = _Shell(capsys)
-    reach(lambda: shell.scene.kube, monkeypatch)
-    for module in (session, connection):
-        monkeypatch.setattr(module, "SystemClock", HandClock)
-    return shell
+    return open_scene(UserScene(), capsys, monkeypatch, "repo")
 
 
 def _fill(scene: UserScene) -> None:
     """Add what makes a page long: history, a pending Job, Events, and a name that tries to move the cursor."""
-    history = [
-        {"result": "Failed", "startTimestamp": "2026-11-21T08:00:00Z", "message": "disk full\x1b[2J\nno"},
-        {
-            "result": "Succeeded",
-            "startTimestamp": "2026-11-21T09:59:00Z",
-            "completeTimestamp": "2026-11-21T10:00:30Z",
-        },
-    ]
+    times = {"startTimestamp": "2026-11-21T09:59:00Z", "completeTimestamp": "2026-11-21T10:00:30Z"}
+    failed = {"result": "Failed", "startTimestamp": "2026-11-21T08:00:00Z", "message": "disk full\x1b[2J\nno"}
+    history = [failed, {"result": "Succeeded"} | times]
     orphans = {"reportedAt": "2026-11-20T10:00:00Z", "orphans": {"count": 2, "bytes": 2**20}}
     raw = scene.put_repository(RECORD | orphans, recentMaintenance=history)
+    restored = {"at": "2026-11-19T12:00:00Z", "claim": "logs", "outcome": "passed", "tried": "data"}
+    restored |= {"job": "2026-11-21T10:00:00Z", "message": "no room\x1b[2J"}
     verified = {
         "at": "2026-11-21T11:30:00Z",
         "outcome": "failed",
@@ -58,14 +41,7 @@ def _fill(scene: UserScene) -> None:
         "job": "2026-11-21T11:00:00Z",
         "damaged": ["PVC app/data: damaged: backup b2: db/wal: invalid checksum; still right: backup b1"],
         "message": "the storage does not answer\x1b[2J",
-        "restoreTests": {
-            "at": "2026-11-19T12:00:00Z",
-            "claim": "logs",
-            "outcome": "passed",
-            "job": "2026-11-21T10:00:00Z",
-            "tried": "data",
-            "message": "no room\x1b[2J",
-        },
+        "restoreTests": restored,
     }
     raw["metadata"]["annotations"]["nodeagent.io/verification"] = json.dumps(verified)
     scene.kube.put(raw)
@@ -86,17 +62,10 @@ def test_get_prints_a_row_for_each_repository(shell: _Shell) -> None:
     for name in ("held", "late", "now", "retry"):
         scene.put_repository(name=f"{name}-default-kopia")
     due = "2026-11-21T09:00:00Z"
-    soon = "2026-11-21T12:05:00Z"
-    scene.answer(
-        {
-            NAME: {"hold": "not-due", "due": "2026-11-22T11:00:00Z", "overdue": False},
-            "db-default-kopia": {"hold": "job-unfinished", "due": "", "overdue": False},
-            "held-default-kopia": {"hold": "foreign", "due": "", "overdue": False},
-            "late-default-kopia": {"hold": "window", "due": due, "overdue": True},
-            "now-default-kopia": {"hold": "", "due": due, "overdue": False},
-            "retry-default-kopia": {"hold": "back-off", "due": soon, "overdue": False},
-        }
-    )
+    rows = [("app", "not-due", "2026-11-22T11:00:00Z"), ("db", "job-unfinished", ""), ("held", "foreign", "")]
+    rows += [("late", "window", due), ("now", "", due), ("retry", "back-off", "2026-11-21T12:05:00Z")]
+    answers = {f"{name}-default-kopia": {"hold": hold, "due": at} for name, hold, at in rows}
+    scene.answer({name: one | {"overdue": one["hold"] == "window"} for name, one in answers.items()})
     done = shell.run("get")
     assert (done.code, done.err) == (0, "")
     assert_golden_text("cli/repo-get", done.out)
@@ -128,7 +97,6 @@ def test_programs_get_documents(shell: _Shell) -> None:
         ("off", "", "none now: maintenance is switched off (serve --repo-maintenance=off)"),
         ("", "2026-11-21T12:00:00Z", "quick run is due: the leader is about to start its Job"),
     ],
-    ids=["later", "held", "off", "now"],
 )
 def test_the_next_maintenance_is_a_sentence(shell: _Shell, hold: str, due: str, sentence: str) -> None:
     shell.scene.answer({NAME: {"hold": hold, "due": due, "overdue": False}})
@@ -145,14 +113,7 @@ def test_without_the_leader_a_note_says_why_and_the_time_is_the_earliest(shell: 
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "environment"),
-    [(["-n", "velero"], "a"), ([], "velero"), ([], "")],
-    ids=["flag", "environment", "default"],
-)
-def test_the_namespace_is_that_of_the_agents_and_not_the_one_of_the_kubeconfig(
-    shell: _Shell, monkeypatch: pytest.MonkeyPatch, words: list[str], environment: str
-) -> None:
+def test_the_namespace_is_not_the_one_of_the_kubeconfig(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     async def load(*names: object) -> tuple[FakeKube, str]:
@@ -160,8 +121,7 @@ def test_the_namespace_is_that_of_the_agents_and_not_the_one_of_the_kubeconfig(
         return shell.scene.kube, "app"
 
     monkeypatch.setattr(connection, "load_transport", load)
-    monkeypatch.setenv("VELERO_NAMESPACE", environment)
-    assert NAME in shell.run("get", "--kubeconfig=k", "--kubecontext=c", *words).out
+    assert NAME in shell.run("get", "--kubeconfig=k", "--kubecontext=c").out
     assert asked == [("k", "c")]
 
 
@@ -175,25 +135,13 @@ def test_a_malformed_object_is_a_note(shell: _Shell) -> None:
 
 
 def test_report_prints_snapshots_totals_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    found = SnapshotList(
-        repository=NAME,
-        totals=SnapshotReport(
-            unreferenced=SnapshotTotal(count=1, bytes=2**20), referenced=SnapshotTotal(count=3, bytes=2**30)
-        ),
-        snapshots=[
-            ReportedSnapshot(
-                id="k1",
-                verdict=SnapshotVerdict.UNREFERENCED,
-                reason="no Backup",
-                source="default@default:a\x1b[2J",
-                start="2026-01-01T00:00:00Z",
-                bytes=2**20,
-                command="kopia snapshot delete k1",
-            ),
-            ReportedSnapshot(id="k2", verdict=SnapshotVerdict.UNKNOWN, reason="no tags"),
-        ],
-        notes=[],
-    )
+    unreferenced, referenced = SnapshotTotal(count=1, bytes=2**20), SnapshotTotal(count=3, bytes=2**30)
+    command, source = "kopia snapshot delete k1", "default@default:a\x1b[2J"
+    one = ReportedSnapshot(id="k1", verdict=SnapshotVerdict.UNREFERENCED, reason="no Backup", source=source)
+    one = replace(one, start="2026-01-01T00:00:00Z", bytes=2**20, command=command)
+    other = ReportedSnapshot(id="k2", verdict=SnapshotVerdict.UNKNOWN, reason="no tags")
+    totals = SnapshotReport(unreferenced=unreferenced, referenced=referenced)
+    found = SnapshotList(repository=NAME, totals=totals, snapshots=[one, other], notes=[])
     print_report(Printer(), found)
     assert_golden_text("cli/repo-report", capsys.readouterr().out)
     print_report(Printer(), found, wide=True)

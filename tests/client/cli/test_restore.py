@@ -1,21 +1,19 @@
 """`nodeagent restore`, and `nodeagent backup get --from-storage-location`: output, errors and exit codes."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import pytest
 
-from client import session
 from client.cli import collection_commands, restore
 from client.collections.models import RestoreList
 from client.restores.sources import StoredList
 from core.kube.errors import UnreachableError
 from core.kube.resources import DAEMON_SETS, POD_VOLUME_RESTORES
 from core.models.base import JsonDict
-from tests.client.support.commands import Shell, reach
+from tests.client.support.commands import SceneShell, open_scene
 from tests.client.support.restore_scene import DATA, FILES, RestoreScene
 from tests.client.support.restore_scene import stored as snapshot
 from tests.nodeagent.support.hand_clock import HandClock
@@ -23,10 +21,9 @@ from tests.support.golden import assert_golden, assert_golden_text
 
 
 @dataclass
-class _Shell(Shell):
-    """Runs commands against the scene; it is always twelve o'clock."""
+class _Shell(SceneShell[RestoreScene]):
+    """Runs commands against the scene; `listed` is what the bucket holds."""
 
-    scene: RestoreScene = field(default_factory=lambda: RestoreScene(HandClock()))
     listed: StoredList = field(default_factory=lambda: StoredList(location="default"))
     asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
 
@@ -36,47 +33,43 @@ class _Shell(Shell):
         found: JsonDict = json.loads(done.out)
         return found
 
+    async def read(self, _: object, location: str, *, volume_namespaces: Sequence[str], timeout: object) -> StoredList:
+        assert timeout
+        self.asked.append((location, tuple(volume_namespaces)))
+        return self.listed
+
 
 @pytest.fixture
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
-    shell = _Shell(capsys)
-    reach(lambda: shell.scene.kube, monkeypatch)
-    (agents,) = shell.scene.kube.objects(DAEMON_SETS)
-    shell.scene.kube.put(agents | {"status": {"numberReady": 1}})
-
-    async def read(_: object, location: str, *, volume_namespaces: Sequence[str], timeout: object) -> StoredList:
-        assert timeout
-        shell.asked.append((location, tuple(volume_namespaces)))
-        return shell.listed
-
-    monkeypatch.setattr(collection_commands, "list_location", read)
-    for module in (collection_commands, restore, session):
-        monkeypatch.setattr(module, "SystemClock", HandClock)
+    scene = RestoreScene(HandClock())
+    (agents,) = scene.kube.objects(DAEMON_SETS)
+    scene.kube.put(agents | {"status": {"numberReady": 1}})
+    open_scene(scene, capsys, monkeypatch)
+    shell = _Shell(capsys, scene=scene)
+    monkeypatch.setattr(collection_commands, "list_location", shell.read)
     return shell
 
 
 def _fill(shell: _Shell) -> None:
-    velero = snapshot(
-        FILES, "s3", backup=None, backup_uid="6bc33b7d-f98e", cluster=None, requester="snapshot-pod-volume"
-    )
+    by = "snapshot-pod-volume"
+    velero = snapshot(FILES, "s3", backup=None, backup_uid="6bc33b7d-f98e", cluster=None, requester=by)
     odd = snapshot(None, "s4", backup="\x1b[2J", cluster="uid-2", source="default@default:\u202ex")
     both = [snapshot(DATA, "s1", requester="snapshot-data-upload-download"), snapshot(FILES, "s2", described=False)]
     shell.listed = StoredList(location="default", snapshots=[velero, *both, odd], notes=["the repository of x: no"])
 
 
 def test_what_a_bucket_holds_is_shown_for_each_cluster(shell: _Shell) -> None:
+    words = ("backup", "get", "--from-storage-location", "default")
+    done = shell.run(*words)
+    assert (done.code, done.out) == (0, "")
+    assert "there is no snapshot in BackupStorageLocation default" in done.err
     _fill(shell)
-    done = shell.run("backup", "get", "--from-storage-location", "default")
+    done = shell.run(*words)
     assert done.code == 0
     assert_golden_text("cli/backup-get-stored", done.out)
     assert "note: the repository of x: no" in done.err
-
-
-def test_all_about_what_a_bucket_holds(shell: _Shell) -> None:
-    _fill(shell)
-    wide = shell.run("backup", "get", "--from-storage-location", "default", "-o", "wide")
-    assert_golden_text("cli/backup-get-stored-wide", wide.out)
-    found = shell.document("backup", "get", "--from-storage-location", "default")
+    assert_golden_text("cli/backup-get-stored-wide", shell.run(*words, "-o", "wide").out)
+    found = shell.document(*words)
     assert [one["id"] for one in found["snapshots"]] == ["s3", "s1", "s2", "s4"]
     assert found["snapshots"][1]["claim"]["storageClass"] == "fast"
 
@@ -90,12 +83,6 @@ def test_the_backups_of_a_bucket_by_their_names(shell: _Shell) -> None:
     assert (done.code, "(did you mean night?)" in done.err) == (1, True)
 
 
-def test_an_empty_bucket_is_said_to_be_empty(shell: _Shell) -> None:
-    done = shell.run("backup", "get", "--from-storage-location", "default")
-    assert (done.code, done.out) == (0, "")
-    assert "there is no snapshot in BackupStorageLocation default" in done.err
-
-
 def test_a_volume_of_velero_s_backup_that_cannot_be_read_is_named(shell: _Shell) -> None:
     for claim, phase in ((DATA, "Completed"), (FILES, "Newer")):
         raw = shell.scene.put_upload(claim, "s1", phase)
@@ -104,9 +91,7 @@ def test_a_volume_of_velero_s_backup_that_cannot_be_read_is_named(shell: _Shell)
     assert "note: invalid DataUpload velero/night-files: status.phase" in done.err
 
 
-def test_a_partial_creation_says_what_exists_and_how_to_continue(
-    shell: _Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partial_creation_says_what_exists_and_how_to_go_on(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(*_: object) -> None:
         """Find nothing, so that the rejection is that of the creation."""
 
@@ -128,15 +113,9 @@ def test_a_restore_of_what_a_bucket_holds(shell: _Shell) -> None:
     found = shell.document(*words, "--namespace-mappings", "app:trial", "--storage-class-mappings", "fast:late")
     assert [(one["namespace"], one["claim"]) for one in found["volumes"]] == [("trial", "data")]
     assert shell.scene.claims["trial/data"]["spec"]["storageClassName"] == "late"
-    assert shell.asked == [("default", ())]
-
-
-def test_a_restore_into_pods_that_wait_names_both(shell: _Shell) -> None:
-    words = ("create", "back", "--from-backup", "night", "-n", "app", "--method", "restore-wait")
-    (volume,) = shell.document("restore", *words)["volumes"]
-    assert (volume["kind"], volume["namespace"], volume["claim"]) == ("PodVolumeRestore", "app", "data")
-    (pod,) = shell.scene.pods
-    assert pod["spec"]["initContainers"][0]["image"] == "mover:1"
+    words = ("--from-backup", "night", "--from-storage-location", "default", "--pvc", "app/data")
+    assert shell.run("restore", "create", "one", *words).code == 0
+    assert shell.asked == [("default", ()), ("default", ("app",))]
 
 
 def test_a_velero_server_is_to_be_asked(shell: _Shell) -> None:
@@ -153,6 +132,10 @@ def test_a_velero_server_is_to_be_asked(shell: _Shell) -> None:
 def test_a_cancel_deletes_the_pods_that_wait(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("create", "back", "--from-backup", "night", "-n", "app", "--method", "restore-wait")
     started = shell.run("restore", *words)
+    (volume,) = shell.document("restore", *words)["volumes"]
+    assert (volume["kind"], volume["namespace"], volume["claim"]) == ("PodVolumeRestore", "app", "data")
+    (pod,) = shell.scene.pods
+    assert pod["spec"]["initContainers"][0]["image"] == "mover:1"
     assert "nodeagent restore cancel back deletes its pods once it has ended" in started.err
 
     async def end(*_: object) -> None:
@@ -164,9 +147,7 @@ def test_a_cancel_deletes_the_pods_that_wait(shell: _Shell, monkeypatch: pytest.
     assert (done.code, "PodVolumeRestore/back-" in done.out, shell.scene.pods) == (0, True, [])
 
 
-def test_a_restore_whose_transfers_vanish_is_an_error_and_no_pod_stays(
-    shell: _Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_its_transfers_vanish_it_fails_and_no_pod_stays(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     async def vanish(*_: object) -> None:
         (transfer,) = shell.scene.kube.objects(POD_VOLUME_RESTORES)
         await shell.scene.client.delete(POD_VOLUME_RESTORES, "velero", transfer["metadata"]["name"])
@@ -191,45 +172,31 @@ def test_a_cluster_that_is_lost_while_creating_is_exit_code_2(shell: _Shell, mon
     assert "error: the cluster cannot be reached: PVC app/data is not restored: " in done.err
 
 
-def test_only_the_repositories_of_the_named_claims_are_listed(shell: _Shell) -> None:
-    _fill(shell)
-    words = ("--from-backup", "night", "--from-storage-location", "default", "--pvc", "app/data")
-    assert shell.run("restore", "create", "back", *words).code == 0
-    assert shell.asked == [("default", ("app",))]
-
-
-def _completing(shell: _Shell, phase: str, **status: Any) -> Callable[[float], Any]:
-    async def sleep(_: float) -> None:
-        shell.scene.move("data", "Completed", progress={"totalBytes": 7, "bytesDone": 7})
-        shell.scene.move("files", phase, **status)
-
-    return sleep
-
-
-def test_waiting_fails_with_the_volume_that_was_not_restored(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    sleep = _completing(shell, "Failed", message="no space\x1b[2J")
-    monkeypatch.setattr(HandClock, "sleep", lambda _, seconds: sleep(seconds))
-    done = shell.run("restore", "create", "back", "--from-backup", "night", "--wait", "-o", "json")
-    assert done.code == 1
-    assert json.loads(done.out)["phase"] == "PartiallyFailed"
-    assert "restore back is PartiallyFailed: PVC db/files is Failed: no space" in done.err
-    assert "\x1b" not in done.out + done.err
+_PARTIAL = "the target did not take the owner of 2 of the entries: a; b"
 
 
 @pytest.mark.parametrize(
-    ("message", "code"),
-    [("", 0), ("the target did not take the owner of 2 of the entries: a; b", 3)],
-    ids=["all is as it was", "a volume without its owners"],
+    ("phase", "message", "ended", "error", "code"),
+    [
+        ("Completed", "", "Completed: 2/2 volumes, 7 B\n", "", 0),
+        ("Completed", _PARTIAL, "Completed: 2/2 volumes, 7 B\n", f"error: PVC db/files is restored, but {_PARTIAL}", 3),
+        ("Failed", "no\x1b[2J", "PartiallyFailed: 1/2", "back is PartiallyFailed: PVC db/files is Failed: no", 1),
+    ],
+    ids=["all is as it was", "a volume without its owners", "a volume that failed"],
 )
-def test_waiting_tells_a_volume_that_did_not_take_all_attributes_by_the_exit_code(
-    shell: _Shell, monkeypatch: pytest.MonkeyPatch, message: str, code: int
+def test_waiting_tells_how_it_ended_by_the_exit_code(
+    shell: _Shell, monkeypatch: pytest.MonkeyPatch, phase: str, message: str, ended: str, error: str, code: int
 ) -> None:
-    sleep = _completing(shell, "Completed", message=message)
-    monkeypatch.setattr(HandClock, "sleep", lambda _, seconds: sleep(seconds))
+    async def sleep(*_: object) -> None:
+        shell.scene.move("data", "Completed", progress={"totalBytes": 7, "bytesDone": 7})
+        shell.scene.move("files", phase, message=message)
+
+    monkeypatch.setattr(HandClock, "sleep", sleep)
     done = shell.run("restore", "create", "back", "--from-backup", "night", "--wait")
-    assert (done.code, done.out) == (code, "restore back is Completed: 2/2 volumes, 7 B\n")
+    assert (done.code, done.out.startswith(f"restore back is {ended}")) == (code, True), done.out
     assert "app/data Completed 7 B / 7 B 100%" in done.err
-    assert (f"error: PVC db/files is restored, but {message}" in done.err) is bool(message)
+    assert (error in done.err, "error: " in done.err) == (True, bool(error))
+    assert "\x1b" not in done.out + done.err
 
 
 def test_ctrl_c_says_how_the_pods_that_wait_are_deleted(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:

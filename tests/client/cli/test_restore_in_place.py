@@ -1,16 +1,13 @@
 """`nodeagent restore create --in-place`: options, the plan, the question, and what the answer leads to."""
 
 import sys
-from dataclasses import dataclass, field
 
 import click
 import pytest
 from msgspec.structs import replace
 
-from client import session
-from client.cli import collection_commands, restore
 from core.models.transfer_settings import InPlacePlan, PlannedEntries
-from tests.client.support.commands import Shell, reach
+from tests.client.support.commands import SceneShell, open_scene
 from tests.client.support.in_place_scene import InPlaceScene
 from tests.client.support.restore_scene import DATA
 from tests.nodeagent.support.hand_clock import HandClock
@@ -20,18 +17,12 @@ CREATE = ("restore", "create", "back", "--from-backup", "night", "--pvc", "app/d
 DIRECT = (*CREATE, "--no-snapshot")
 
 
-@dataclass
-class _Shell(Shell):
-    scene: InPlaceScene = field(default_factory=lambda: InPlaceScene(HandClock()))
+_Shell = SceneShell[InPlaceScene]
 
 
 @pytest.fixture
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
-    shell = _Shell(capsys)
-    reach(lambda: shell.scene.kube, monkeypatch)
-    for module in (collection_commands, restore, session):
-        monkeypatch.setattr(module, "SystemClock", HandClock)
-    return shell
+    return open_scene(InPlaceScene(HandClock()), capsys, monkeypatch)
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, *, yes: bool) -> list[str]:
@@ -99,17 +90,11 @@ def test_nothing_happens_without_a_yes(shell: _Shell, monkeypatch: pytest.Monkey
     done = shell.run(*DIRECT)
     assert (done.code, "nothing was restored" in done.err) == (0, True)
     assert (shell.scene.claims, shell.scene.volume, shell.scene.downloads) == (*before, [])
+    assert (shell.run(*DIRECT, "--yes", "-o", "json").code, len(shell.scene.downloads)) == (0, 1)
 
 
-def test_a_used_volume_is_refused_with_the_pod_and_its_owner(shell: _Shell) -> None:
+def test_a_used_volume_is_refused(shell: _Shell) -> None:
     shell.scene.put_pod()
-    done = shell.run(*CREATE, "--yes")
-    assert done.code == 1
-    assert "PVC app/data is used by pod app/db-0 of StatefulSet db: stop it first" in done.err
-    assert shell.scene.downloads == []
-
-
-def test_yes_skips_the_question_for_programs(shell: _Shell) -> None:
-    done = shell.run(*DIRECT, "--yes", "-o", "json")
-    assert done.code == 0, done.err
-    assert len(shell.scene.downloads) == 1
+    code, _, err = shell.run(*CREATE, "--yes")
+    assert (code, shell.scene.downloads) == (1, [])
+    assert "PVC app/data is used by pod app/db-0 of StatefulSet db: stop it first" in err

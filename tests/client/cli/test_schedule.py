@@ -2,18 +2,14 @@
 
 import json
 import re
-from dataclasses import dataclass, field
 
-import msgspec
 import pytest
 import yaml
 
-from client import session
 from client.cli import install
 from client.schedules.store import ScheduleList
 from core.kube.resources import CRON_JOBS
-from nodeagent.runtime import connection
-from tests.client.support import commands
+from tests.client.support.commands import SceneShell, assert_document, open_scene
 from tests.client.support.schedule_scene import ScheduleScene
 from tests.support.golden import assert_golden, assert_golden_text
 
@@ -21,26 +17,19 @@ _WHEN = ("--schedule", "0 2 * * *")
 _CREATE = ("schedule", "create", "night", *_WHEN, "--pvc", "app/data", "--ttl", "24h")
 
 
-@dataclass
-class Shell(commands.Shell):
-    """Runs commands in the scene."""
-
-    scene: ScheduleScene = field(default_factory=ScheduleScene)
+_Shell = SceneShell[ScheduleScene]
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    shell = Shell(capsys)
-    commands.reach(lambda: shell.scene.kube, monkeypatch)
-    for module in (session, connection):
-        monkeypatch.setattr(module, "SystemClock", lambda: shell.scene.clock)
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
+    scene = ScheduleScene()
+    scene.old.put_backup("first", 9)
+    scene.old.put_backup("second", 5)
     monkeypatch.delenv("NODE_AGENT_JOB", raising=False)
-    shell.scene.old.put_backup("first", 9)
-    shell.scene.old.put_backup("second", 5)
-    return shell
+    return open_scene(scene, capsys, monkeypatch, clock=lambda: scene.clock)
 
 
-def test_a_schedule_is_created_shown_and_changed(shell: Shell) -> None:
+def test_a_schedule_is_created_shown_and_changed(shell: _Shell) -> None:
     code, out, err = shell.run(*_CREATE)
     assert (code, out) == (0, "schedule night was created: its first run is at 2026-11-22T02:00:00Z\n")
     assert err == (
@@ -52,41 +41,31 @@ def test_a_schedule_is_created_shown_and_changed(shell: Shell) -> None:
     shell.scene.kube.put(cron_job | {"status": status})
     assert_golden_text("cli/schedule-get", shell.run("schedule", "get")[1])
     assert_golden_text("cli/schedule-get-wide", shell.run("schedule", "get", "night", "-o", "wide")[1])
-    found = shell.run("schedule", "get", "-o", "json")[1]
-    assert_golden("cli/schedule-get", json.loads(found))
-    assert_golden("cli/schedule-schema", json.loads(json.dumps(msgspec.json.schema(ScheduleList))))
-    assert ScheduleList.from_json(found).schedules[0].name == "night"
+    assert_document("schedule-get", ScheduleList, shell.run("schedule", "get", "-o", "json")[1])
     assert shell.run(*_CREATE)[1] == "schedule night was changed: its next run is at 2026-11-22T02:00:00Z\n"
 
 
-def _age(shell: Shell) -> None:
+def _age(shell: _Shell) -> None:
     """Let the schedule be of an older version."""
     (cron_job,) = shell.scene.cron_jobs
     del cron_job["metadata"]["annotations"]
     shell.scene.kube.put(cron_job)
 
 
-def test_a_schedule_that_deletes_by_older_rules_is_named_until_it_is_renewed(shell: Shell) -> None:
+def test_a_schedule_that_deletes_by_older_rules_is_named_until_it_is_renewed(shell: _Shell) -> None:
     shell.run(*_CREATE)
     _age(shell)
-    assert shell.run("schedule", "get")[2] == (
-        "note: schedule night deletes by older rules of retention: run nodeagent schedule renew night\n"
-    )
+    older = "note: schedule night deletes by older rules of retention: run nodeagent schedule renew night\n"
+    assert shell.run("schedule", "get")[2] == older
     assert shell.run("schedule", "renew") == (0, "schedule night: renewed\n", "")
     assert shell.run("schedule", "get")[2] == ""
-
-
-def test_schedules_that_were_not_renewed_are_an_error(shell: Shell) -> None:
-    shell.run(*_CREATE)
     shell.scene.kube.fail_next("PATCH", "/roles", 403, times=9, message="eve cannot patch roles")
     code, out, err = shell.run("schedule", "renew", "night")
     assert (code, out) == (1, "")
     assert re.fullmatch(r"error: schedule night was not renewed: patch Role .*eve cannot patch roles\n", err)
 
 
-def test_an_installation_renews_schedules_and_does_not_fail_where_it_cannot(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installation_renews_schedules_where_it_can(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(*_: object, **__: object) -> None:
         return
 
@@ -110,7 +89,7 @@ def test_an_installation_renews_schedules_and_does_not_fail_where_it_cannot(
     assert re.fullmatch(r"note: schedules were not renewed: .*eve.*: run nodeagent schedule renew", err.splitlines()[1])
 
 
-def test_for_gitops_the_objects_are_printed_and_not_created(shell: Shell) -> None:
+def test_for_gitops_the_objects_are_printed_and_not_created(shell: _Shell) -> None:
     code, out, err = shell.run(*_CREATE, "-o", "yaml")
     assert (code, err) == (0, "")
     kinds = [one["kind"] for one in yaml.safe_load(out)["items"]]
@@ -118,7 +97,7 @@ def test_for_gitops_the_objects_are_printed_and_not_created(shell: Shell) -> Non
     assert shell.scene.old.names(CRON_JOBS) == set()
 
 
-def test_the_command_line_of_its_pods_backs_up_and_deletes(shell: Shell) -> None:
+def test_the_command_line_of_its_pods_backs_up_and_deletes(shell: _Shell) -> None:
     shell.run(*_CREATE)
     (cron_job,) = shell.scene.cron_jobs
     (container,) = cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
@@ -131,16 +110,7 @@ def test_the_command_line_of_its_pods_backs_up_and_deletes(shell: Shell) -> None
     assert list(shell.scene.kube.bucket) == [f"s-{made['metadata']['name']}"]
 
 
-def test_a_dry_run_shows_both_and_changes_nothing(shell: Shell) -> None:
-    shell.run(*_CREATE)
-    code, out, err = shell.run("schedule", "run", "night", "--dry-run")
-    assert code == 0
-    assert_golden_text("cli/schedule-dry-run", out)
-    assert "note: backup second is expired, and kept: it has the newest copy of app/data in default\n" in err
-    assert (shell.scene.made, len(shell.scene.kube.bucket)) == ([], 2)
-
-
-def test_a_dry_run_notes_each_pvc_that_is_left_out(shell: Shell) -> None:
+def test_a_dry_run_notes_each_pvc_that_is_left_out(shell: _Shell) -> None:
     names = [f"app/loose-{number}" for number in range(4)]
     for name in names:
         shell.scene.claims.put_claim(name.removeprefix("app/"), "plain")
@@ -150,7 +120,7 @@ def test_a_dry_run_notes_each_pvc_that_is_left_out(shell: Shell) -> None:
     assert (code, re.findall(r"note: PVC (\S+): no CSI snapshot", err)) == (1, names)
 
 
-def test_a_person_can_run_it(shell: Shell) -> None:
+def test_a_person_can_run_it(shell: _Shell) -> None:
     shell.run(*_CREATE)
     shell.scene.end_backups("Failed")
     code, out, err = shell.run("schedule", "run", "night")
@@ -162,7 +132,7 @@ def test_a_person_can_run_it(shell: Shell) -> None:
     assert err.splitlines()[-1].startswith("error: backup night-20261121120000 is Failed: PVC app/data is Failed")
 
 
-def test_each_copy_of_a_schedule_is_explained(shell: Shell) -> None:
+def test_each_copy_of_a_schedule_is_explained(shell: _Shell) -> None:
     for day in range(6):
         claims = ("data", "gone") if day == 4 else ("data",)
         shell.scene.old.put_backup(f"night-{day}", day + 0.1, *claims, schedule="night", ttl="36h" if day < 3 else "")
@@ -183,37 +153,21 @@ def test_each_copy_of_a_schedule_is_explained(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "yaml"])
-@pytest.mark.parametrize(
-    ("there", "flags", "error"),
-    [
-        ("", ["--storage-location=defalt"], r".* velero/defalt does not exist \(did you mean default\?\)"),
-        ("archive", ["--storage-location=archive"], ".* velero/archive is read-only: --storage-location names another"),
-        ("velero", [], "a Velero server is in namespace velero: ask it .*; --ignore-velero-server creates .*"),
-    ],
-    ids=["no such location", "read-only", "a Velero server"],
-)
-def test_a_schedule_whose_runs_would_fail_is_refused(
-    shell: Shell, there: str, flags: list[str], error: str, form: str
-) -> None:
-    match there:
-        case "archive":
-            spec = {"provider": "aws", "objectStorage": {"bucket": "b"}, "accessMode": "ReadOnly"}
-            shell.scene.old.put("BackupStorageLocation", there, spec=spec)
-        case "velero":
-            shell.scene.old.put("Deployment", there, "apps/v1")
-    code, out, err = shell.run(*_CREATE, *flags, "-o", form)
-    assert (code, out) == (1, "")
-    assert re.fullmatch(f"error: {error}\n", err)
-    assert shell.scene.old.names(CRON_JOBS) == set()
-
-
-def test_beside_a_velero_server_a_schedule_may_be_asked_for(shell: Shell) -> None:
+def test_a_schedule_whose_runs_would_fail_is_refused(shell: _Shell, form: str) -> None:
+    shell.scene.old.put_location("archive", accessMode="ReadOnly")
+    _, _, missing = shell.run(*_CREATE, "--storage-location=defalt", "-o", form)
+    assert missing.endswith(" velero/defalt does not exist (did you mean default?)\n")
+    _, _, read_only = shell.run(*_CREATE, "--storage-location=archive", "-o", form)
+    assert read_only.endswith(" velero/archive is read-only: --storage-location names another\n")
     shell.scene.old.put("Deployment", "velero", "apps/v1")
-    assert shell.run(*_CREATE, "--ignore-velero-server")[0] == 0
-    assert shell.scene.old.names(CRON_JOBS) == {"night"}
+    code, out, err = shell.run(*_CREATE, "-o", form)
+    assert (code, out, shell.scene.old.names(CRON_JOBS)) == (1, "", set())
+    why = "error: a Velero server is in namespace velero: ask it .*; --ignore-velero-server creates .*\n"
+    assert re.fullmatch(why, err)
+    assert shell.run(*_CREATE, "--ignore-velero-server", "-o", form)[0] == 0
 
 
-def test_a_pvc_that_does_not_exist_is_named_and_left_out(shell: Shell) -> None:
+def test_a_pvc_that_does_not_exist_is_named_and_left_out(shell: _Shell) -> None:
     code, _, err = shell.run(*_CREATE, "--pvc", "app/dta")
     assert code == 0
     assert err.startswith("note: PVC app/dta does not exist (did you mean data?): it is left out until it does\n")
@@ -221,13 +175,3 @@ def test_a_pvc_that_does_not_exist_is_named_and_left_out(shell: Shell) -> None:
     code, _, err = shell.run(*_CREATE, "--pvc", "app/dta")
     assert code == 0
     assert "dta" not in err
-
-
-def test_a_missing_permission_is_one_line(shell: Shell) -> None:
-    shell.scene.kube.fail_next("POST", "/roles", 403, times=9, message="eve cannot create roles in velero")
-    code, out, err = shell.run(*_CREATE)
-    assert (code, out) == (1, "")
-    assert re.fullmatch(
-        r"error: create Role velero/node-agent-schedule-night: .*eve cannot create roles in velero\n", err
-    )
-    assert shell.scene.old.names(CRON_JOBS) == set()

@@ -1,21 +1,27 @@
 """The commands for users beside those of an agent: who loads what, and what happens without the extra."""
 
+import asyncio
 import os
+import pty
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from client.cli.user_commands import _root
+from client.cli.options import confirm
+from client.cli.user_commands import _root, interrupted_by_signals
 from nodeagent.__main__ import complete, main
 from tests.client.support.commands import reach
 from tests.client.support.user_scene import NAME, UserScene
 
 _ROOT = Path(__file__).parents[3]
-_MODULES = ("client.cli.user_commands", "client.cli.repo", "client.cli.options", "client.cli.output")
+_MODULES = {f"client.cli.{name}" for name in ("user_commands", "repo", "options", "output")}
 
 
 @pytest.mark.parametrize("package", ["click", "rich"])
@@ -23,7 +29,7 @@ def test_without_the_extra_one_line_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     for name in list(sys.modules):
-        if name in {*_MODULES, "client.cli.repo"} or name.startswith(f"{package}."):
+        if name in _MODULES or name.startswith(f"{package}."):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     assert main(["repo", "get"]) == 2
@@ -33,28 +39,23 @@ def test_without_the_extra_one_line_says_what_to_install(
     assert captured.err.count("\n") == 1
 
 
+_LEFT_OUT = "[name for name in sys.modules if name.split('.')[0] in {'click', 'rich', 'client'}]"
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "use",
+    ("use", "heavy"),
     [
-        "import nodeagent.app",
-        "from nodeagent.__main__ import main\ntry: main(['serve', '--help'])\nexcept SystemExit: pass",
+        ("import nodeagent.app", _LEFT_OUT),
+        ("from nodeagent.__main__ import main\ntry: main(['serve', '--help'])\nexcept SystemExit: pass", _LEFT_OUT),
+        ("import client.cli.preflight, client.cli.support_bundle, client.cli.version", "'pydantic' in sys.modules"),
     ],
-    ids=["agent", "serve --help"],
+    ids=["agent", "serve --help", "commands without a configuration"],
 )
-def test_an_agent_loads_no_command_for_users(use: str) -> None:
-    code = f"{use}\nimport sys\nfound = {{n for n in sys.modules if n.split('.')[0] in {{'click', 'rich'}}}}\n"
-    code += "found |= {n for n in sys.modules if n.startswith('client')}\nprint('loaded:', sorted(found))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("loaded: []\n")
-
-
-@pytest.mark.processes
-def test_a_command_without_a_configuration_does_not_load_its_models() -> None:
-    code = "import client.cli.preflight, client.cli.support_bundle, client.cli.version, sys\n"
-    code += "print('pydantic' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+def test_what_is_not_needed_is_not_loaded(use: str, heavy: str) -> None:
+    argv = [sys.executable, "-c", f"{use}\nimport sys\nprint('loaded:', {heavy} or None)"]
+    done = subprocess.run(argv, cwd=_ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("loaded: None\n")
 
 
 @pytest.mark.processes
@@ -65,20 +66,13 @@ def test_a_shell_completes_commands() -> None:
     assert done.stdout == "plain,describe\n"
 
 
-@pytest.mark.parametrize(
-    ("fault", "expected"), [(None, [NAME]), (403, []), ("lost", [])], ids=["cluster", "forbidden", "no cluster"]
-)
-def test_a_shell_completes_the_names_of_repositories(
-    monkeypatch: pytest.MonkeyPatch, fault: Literal["lost"] | int | None, expected: list[str]
-) -> None:
+@pytest.mark.parametrize("fault", [403, "lost"])
+def test_a_shell_completes_no_unread_names(monkeypatch: pytest.MonkeyPatch, fault: Literal["lost"] | int) -> None:
     scene = UserScene()
-    scene.put_repository(name="db-default-kopia")
-    if fault is not None:
-        scene.kube.fail_next("GET", "/backuprepositories", fault, times=9)
+    scene.kube.fail_next("GET", "/backuprepositories", fault, times=9)
     reach(lambda: scene.kube, monkeypatch)
     complete = ShellComplete(_root, {}, "nodeagent", "_NODEAGENT_COMPLETE")
-    found = complete.get_completions(["repo", "describe", "-n", "velero"], "ap")
-    assert [item.value for item in found] == expected
+    assert complete.get_completions(["repo", "describe", "-n", "velero"], "ap") == []
 
 
 @pytest.mark.parametrize(
@@ -91,7 +85,6 @@ def test_a_shell_completes_the_names_of_repositories(
         (["install", "--secret-file", "s"], ":0\n"),
         (["install", "--prefix", "s"], ":4\n"),
     ],
-    ids=["command", "name", "value", "kubeconfig", "file", "no file"],
 )
 def test_kubectl_completes_its_plug_in(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
@@ -103,10 +96,82 @@ def test_kubectl_completes_its_plug_in(
     assert capsys.readouterr().out == expected
 
 
-def test_kubectl_completes_nothing_without_the_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kubectl_completes_nothing_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "client.cli.user_commands", None)
     monkeypatch.setattr(sys, "argv", ["kubectl_complete-nodeagent", ""])
     assert complete() == 1
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_terminal() -> Iterator[None]:
+    """The tests themselves may run below nohup, or in the background."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL), signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in zip((signal.SIGHUP, signal.SIGINT), before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_cancels_the_command_which_cleans_up(number: signal.Signals, background: bool) -> None:
+    cleaned = []
+    if background:
+        # As a shell without job control starts it.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    async def command() -> None:
+        try:
+            signal.raise_signal(number)
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(number)
+
+    with pytest.raises(KeyboardInterrupt), interrupted_by_signals():
+        asyncio.run(command())
+    assert cleaned == [number]
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_ctrl_c_at_a_question_ends_the_command_which_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleaned = []
+
+    def ask(_: str) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return "y"
+
+    async def command() -> None:
+        try:
+            confirm("Restore?", "nothing was restored")
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(True)
+
+    monkeypatch.setattr(click.termui, "visible_prompt_func", ask)
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(command())
+    assert cleaned
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_below_nohup_a_command_continues() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with interrupted_by_signals():
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_after_a_hang_up_nothing_is_written_to_the_terminal() -> None:
+    ours, theirs = pty.openpty()
+    kept = os.dup(2)
+    os.dup2(theirs, 2)
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupted_by_signals():
+            signal.raise_signal(signal.SIGHUP)
+        assert os.ttyname(theirs)
+        assert not os.isatty(2)
+    finally:
+        os.dup2(kept, 2)
+        for fd in (ours, theirs, kept):
+            os.close(fd)

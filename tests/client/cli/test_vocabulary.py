@@ -40,21 +40,9 @@ _OTHER_TEXT: Final = {
 """Options whose help differs, since they are about something else."""
 
 _METAVARS: Final = {
-    *(
-        "NAME",
-        "NAMES",
-        "NAME,...",
-        "NAMESPACE/NAME",
-        "OLD:NEW,...",
-        "LABELS",
-        "KEY=VALUE,...",
-        "ID",
-        "UID",
-        "PATH",
-        "DIRECTORY",
-    ),
+    *("NAME", "NAMES", "NAME,...", "NAMESPACE/NAME", "OLD:NEW,...", "LABELS", "KEY=VALUE,...", "ID", "UID", "PATH"),
+    *("DIRECTORY", "FORMAT", "[BOOL]", "yaml|json", None),
     *("NUMBER", "DURATION", "QUANTITY", "CRON", "PORT", "URL", "HOSTS", "IMAGE", "POLICY", "TAINT,...", "FLAG=VALUE"),
-    *("[BOOL]", "yaml|json", "FORMAT", None),
 }
 
 
@@ -138,7 +126,6 @@ def test_each_command_that_asks_and_no_other_has_yes() -> None:
         ("schedule create x --keep-annual 3", 'no such option "--keep-annual" (did you mean --keep-yearly?)'),
         ("status --context blue", 'no such option "--context" (did you mean --kubecontext?)'),
         ("status --zzz", 'no such option "--zzz"'),
-        ("backup list", 'no such command "list" (did you mean get?)'),
         ("backup delet x", 'no such command "delet" (did you mean delete?)'),
         ("repo show", 'no such command "show" (did you mean describe?)'),
         ("repo zzz", 'no such command "zzz"'),

@@ -36,12 +36,8 @@ class BackupScene:
 
     def __post_init__(self) -> None:
         self.kube = self.make_kube(self.clock)
-        self.put(
-            "DaemonSet",
-            "node-agent",
-            "apps/v1",
-            spec={"template": {"spec": {"containers": [{"name": "a", "image": "i"}]}}},
-        )
+        template = {"spec": {"containers": [{"name": "a", "image": "i"}]}}
+        self.put("DaemonSet", "node-agent", "apps/v1", spec={"template": template})
         self.put_location("default", default=True)
         self.put_class("fast", "csi.example.com")
         self.put("StorageClass", "plain", "storage.k8s.io/v1", namespace="", provisioner="none.example.com")
@@ -78,21 +74,18 @@ class BackupScene:
         self.put("VolumeSnapshotClass", name, version, namespace="", driver=driver, deletionPolicy="Delete", meta=meta)
 
     def put_claim(self, name: str, storage_class: str, *, phase: str = "Bound", **meta: Any) -> JsonDict:
-        spec = {
-            "accessModes": ["ReadWriteOnce"],
-            "storageClassName": storage_class,
-            "resources": {"requests": {"storage": "1Gi"}},
-        }
+        spec: JsonDict = {"accessModes": ["ReadWriteOnce"], "storageClassName": storage_class}
+        spec["resources"] = {"requests": {"storage": "1Gi"}}
         more = {"spec": spec, "status": {"phase": phase}, "meta": meta}
         return self.put("PersistentVolumeClaim", name, "v1", namespace="app", **more)
 
-    def put_pod(self, name: str, claim: str, phase: str = "Running") -> JsonDict:
+    def put_pod(self, name: str, claim: str) -> JsonDict:
         spec = {
             "nodeName": "node-a",
             "containers": [{"name": "c", "volumeMounts": [{"name": "vol", "mountPath": "/data"}]}],
             "volumes": [{"name": "vol", "persistentVolumeClaim": {"claimName": claim}}],
         }
-        return self.put("Pod", name, "v1", namespace="app", spec=spec, status={"phase": phase})
+        return self.put("Pod", name, "v1", namespace="app", spec=spec, status={"phase": "Running"})
 
     def reject_after_check(self, path: str = "") -> None:
         """Let the API server reject what is created there, but not its dry run."""
@@ -115,11 +108,8 @@ class BackupScene:
     @property
     def made(self) -> list[str]:
         """The kinds and names of what a backup consists of."""
-        return [
-            f"{resource.kind}/{name}"
-            for resource in (VOLUME_SNAPSHOTS, DATA_UPLOADS, POD_VOLUME_BACKUPS)
-            for name in self.objects(resource)
-        ]
+        kinds = (VOLUME_SNAPSHOTS, DATA_UPLOADS, POD_VOLUME_BACKUPS)
+        return [f"{resource.kind}/{name}" for resource in kinds for name in self.objects(resource)]
 
     def move(self, claim: str, phase: str, **status: Any) -> None:
         """Set the status of the transfer of `claim`, of namespace `app`."""

@@ -2,19 +2,25 @@
 
 import asyncio
 import io
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import click
+import msgspec
 import pytest
 
+from client import session
+from client.cli import collection_commands, restore
+from core.clock import Clock
 from core.kube.transport import Transport
 from nodeagent.__main__ import main
 from nodeagent.runtime import connection
 from tests.nodeagent.support.hand_clock import HandClock
+from tests.support.golden import assert_golden
 
 
 class Done(NamedTuple):
@@ -27,12 +33,13 @@ class Done(NamedTuple):
 
 @dataclass
 class Shell:
-    """Runs commands."""
+    """Runs commands, whose first words are always `begin`."""
 
     capsys: pytest.CaptureFixture[str]
+    begin: tuple[str, ...] = ()
 
     def run(self, *words: str) -> Done:
-        code = main(list(words))
+        code = main([*self.begin, *words])
         captured = self.capsys.readouterr()
         return Done(code, captured.out, captured.err)
 
@@ -47,6 +54,14 @@ def mask(text: str) -> str:
     return re.sub(
         r"\b(?:[0-9a-f]{8}){1,2}\b", "HASH", re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UID", text)
     )
+
+
+def assert_document(name: str, model: Any, text: str) -> None:
+    """Compare a document and its schema with their golden files: what reads the document loses nothing of it."""
+    found = json.loads(text)
+    assert_golden(f"cli/{name}-schema", json.loads(json.dumps(msgspec.json.schema(model))))
+    assert json.loads(model.from_json(text).to_json()) == found
+    assert_golden(f"cli/{name}", found)
 
 
 class FakeTerminal(io.StringIO):
@@ -72,6 +87,36 @@ class _HastyClock(HandClock):
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(0)
+
+
+class _Scene(Protocol):
+    """What has a server."""
+
+    kube: Any
+
+
+_S = TypeVar("_S", bound=_Scene)
+
+
+@dataclass
+class SceneShell(Shell, Generic[_S]):
+    """Runs commands against the scene."""
+
+    scene: _S = field(kw_only=True)
+
+
+def open_scene(
+    scene: _S,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *begin: str,
+    clock: Callable[[], Clock] = HandClock,
+) -> SceneShell[_S]:
+    """Return a shell whose commands reach the server that the scene has then, and have that clock."""
+    reach(lambda: scene.kube, monkeypatch)
+    for module in (session, connection, collection_commands, restore):
+        monkeypatch.setattr(module, "SystemClock", clock)
+    return SceneShell(capsys, begin, scene=scene)
 
 
 def open_shell(kube: Transport, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:

@@ -104,31 +104,14 @@ class JobKube(FakeKube):
         kept = self.pinned & found.keys()
         if not options.dry_run:
             self.bucket = {key: one for key, one in self.bucket.items() if key not in found or key in kept}
+        pinned = dict.fromkeys(kept, "DataDownload velero/back names it")
         deleted = [
-            DeletedSnapshot(
-                id=key,
-                volume_namespace=one.volume_namespace,
-                backup=one.backup,
-                transfer_uid=one.uid,
-                bytes=2**30,
-                kept="DataDownload velero/back names it" if key in kept else None,
-            )
+            DeletedSnapshot.like(one, id=key, transfer_uid=one.uid, bytes=2**30, kept=pinned.get(key))
             for key, one in found.items()
         ]
-        checked = [
-            CheckedCopy(
-                volume_namespace=one.volume_namespace,
-                snapshot_id=one.snapshot_id,
-                fault=self._find_fault(one.snapshot_id, here),
-            )
-            for one in options.checks
-        ]
-        totals = SnapshotDeletion(
-            deleted=len(found) - len(kept),
-            kept=len(kept),
-            checked=len(checked),
-            now=self.time + self.pod_ahead,
-        )
+        checked = [CheckedCopy.like(one, fault=self._find_fault(one.snapshot_id, here)) for one in options.checks]
+        counts = {"deleted": len(found) - len(kept), "kept": len(kept), "checked": len(checked)}
+        totals = SnapshotDeletion(**counts, now=self.time + self.pod_ahead)
         log = [*map(DELETED_LINE.format, deleted), *map(CHECKED_LINE.format, checked)]
         self._end(meta["name"], error, error or seal(totals, *log), log)
 
@@ -194,17 +177,14 @@ class DeletionScene:
         for claim in claims or ("data",):
             uid = f"uid-{name}-{claim}"
             saved = SavedClaim(namespace="app", name=claim, size="1Gi")
-            annotations = {
-                "nodeagent.io/backup": name,
-                "nodeagent.io/backup-volumes": str(len(claims) or 1),
-                "nodeagent.io/claim": saved.text,
-            } | ({"nodeagent.io/backup-keep": keep} if keep else {"nodeagent.io/backup-ttl": ttl} if ttl else {})
-            meta = {
-                "uid": uid,
-                "labels": {"nodeagent.io/backup": name} | ({"nodeagent.io/schedule": schedule} if schedule else {}),
-                "annotations": annotations,
-                "creationTimestamp": format_time(self.ago(days_old)),
-            }
+            annotations = {"nodeagent.io/backup": name, "nodeagent.io/backup-volumes": str(len(claims) or 1)}
+            annotations["nodeagent.io/claim"] = saved.text
+            annotations |= (
+                {"nodeagent.io/backup-keep": keep} if keep else {"nodeagent.io/backup-ttl": ttl} if ttl else {}
+            )
+            labels = {"nodeagent.io/backup": name} | ({"nodeagent.io/schedule": schedule} if schedule else {})
+            meta: JsonDict = {"uid": uid, "labels": labels, "annotations": annotations}
+            meta["creationTimestamp"] = format_time(NOON - timedelta(days=days_old))
             spec: JsonDict = {"snapshotType": "CSI", "sourceNamespace": "app", "sourcePVC": claim}
             spec |= {"backupStorageLocation": location, "operationTimeout": "10m0s"}
             kind, version = "DataUpload", "velero.io/v2alpha1"
@@ -217,10 +197,6 @@ class DeletionScene:
             if (done | status)["phase"] == "Completed":
                 self.kube.bucket[f"s-{name}-{claim}"] = TransferToDelete("app", name, uid)
                 self.kube.places[f"s-{name}-{claim}"] = location
-
-    @staticmethod
-    def ago(days: float) -> datetime:
-        return NOON - timedelta(days=days)
 
     @property
     def client(self) -> KubeClient:

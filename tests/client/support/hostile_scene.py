@@ -17,14 +17,8 @@ HOSTILE = "\"'><img src=x onerror='window.hacked=1'><script>window.hacked=2</scr
 """Ends an attribute and a title, runs scripts where it is no text, and is a template."""
 
 HOSTILE_PATHS = (
-    "/",
-    "/transfers",
-    "/transfers/du/moving",
-    "/transfers/du/broken",
-    "/nodes/a",
-    "/queue",
-    "/repositories",
-    "/repositories/app-default-kopia",
+    *("/", "/transfers", "/transfers/du/moving", "/transfers/du/broken", "/nodes/a", "/queue"),
+    *("/repositories", "/repositories/app-default-kopia"),
 )
 
 _ENDED = "2026-11-21T11:30:00Z"
@@ -32,13 +26,9 @@ _ENDED = "2026-11-21T11:30:00Z"
 
 def _event(kind: str, uid: str) -> JsonDict:
     """Return an Event about the object; its source is hostile as well."""
-    return {
-        "involvedObject": {"kind": kind, "uid": uid, "namespace": "velero", "name": "any"},
-        "type": "Warning",
-        "reason": HOSTILE,
-        "message": HOSTILE,
-        "lastTimestamp": _ENDED,
-    }
+    about = {"kind": kind, "uid": uid, "namespace": "velero", "name": "any"}
+    event = {"type": "Warning", "reason": HOSTILE, "message": HOSTILE, "lastTimestamp": _ENDED}
+    return {"involvedObject": about, **event}
 
 
 def hostile_scene() -> StatusScene:
@@ -55,25 +45,17 @@ def hostile_scene() -> StatusScene:
         stored = scene.kube.put(raw)
         uid = stored["metadata"]["uid"]
         scene.put("Event", f"of-{name}", "v1", **_event("DataUpload", uid))
-        scene.put(
-            "Pod",
-            f"pod-of-{name}",
-            "v1",
-            metadata={"labels": {OWNER_UID_LABEL: uid}},
-            spec={"nodeName": HOSTILE},
-            status={"phase": HOSTILE, "containerStatuses": [{"name": "m", "state": {"waiting": {"reason": HOSTILE}}}]},
-        )
+        state = {"waiting": {"reason": HOSTILE}}
+        status = {"phase": HOSTILE, "containerStatuses": [{"name": "m", "state": state}]}
+        meta = {"labels": {OWNER_UID_LABEL: uid}}
+        scene.put("Pod", f"pod-of-{name}", "v1", metadata=meta, spec={"nodeName": HOSTILE}, status=status)
     scene.put("Backup", HOSTILE, metadata={"labels": {VELERO_SCHEDULE_LABEL: HOSTILE}})
     failed = {"result": "Failed", "startTimestamp": _ENDED, "completeTimestamp": _ENDED, "message": HOSTILE}
     repository = repository_object(phase="NotReady", message=HOSTILE, recentMaintenance=[failed])
     repository["spec"]["volumeNamespace"] = HOSTILE
     stored = scene.kube.put(repository)
     scene.put("Event", "of-repository", "v1", **_event("BackupRepository", stored["metadata"]["uid"]))
-    scene.put(
-        "BackupStorageLocation",
-        "default",
-        spec={"provider": "aws", "objectStorage": {"bucket": "b"}},
-        status={"phase": HOSTILE, "message": HOSTILE},
-    )
+    storage = {"provider": "aws", "objectStorage": {"bucket": "b"}}
+    scene.put("BackupStorageLocation", "default", spec=storage, status={"phase": HOSTILE, "message": HOSTILE})
     scene.put_config(json.dumps({HOSTILE: 1, "loadConcurrency": {HOSTILE: 2}}))
     return scene

@@ -14,13 +14,8 @@ from tests.support.objects import JsonDict
 OWNER = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db", "uid": "u-db"}
 NODE = "volume.kubernetes.io/selected-node"
 BOUND = {"pv.kubernetes.io/bind-completed": "yes", "pv.kubernetes.io/bound-by-controller": "yes"}
-SPEC = {
-    "accessModes": ["ReadWriteOnce"],
-    "resources": {"requests": {"storage": "2Gi"}},
-    "storageClassName": "fast",
-    "volumeMode": "Filesystem",
-    "volumeName": "pv-1",
-}
+SPEC: JsonDict = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "2Gi"}}}
+SPEC |= {"storageClassName": "fast", "volumeMode": "Filesystem", "volumeName": "pv-1"}
 
 
 class InPlaceScene(RestoreScene):
@@ -35,18 +30,10 @@ class InPlaceScene(RestoreScene):
         super().__post_init__()
         self.on_job: Callable[[], object] = lambda: None
         self._put("VolumeSnapshotClass", "snap", "snapshot.storage.k8s.io/v1", driver="p", deletionPolicy="Delete")
-        meta = {
-            "name": "data",
-            "namespace": "app",
-            "uid": "uid-old",
-            "labels": {"tier": "db"},
-            "annotations": {NODE: "node-a", "team": "x", **BOUND},
-            "ownerReferences": [OWNER],
-        }
-        self.kube.put(
-            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": SPEC}
-            | {"status": {"phase": "Bound"}}
-        )
+        meta: JsonDict = {"name": "data", "namespace": "app", "uid": "uid-old", "labels": {"tier": "db"}}
+        meta |= {"annotations": {NODE: "node-a", "team": "x", **BOUND}, "ownerReferences": [OWNER]}
+        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": SPEC}
+        self.kube.put(claim | {"status": {"phase": "Bound"}})
         reference = {"namespace": "app", "name": "data", "uid": "uid-old"}
         self.put_volume("pv-1", claimRef=reference, capacity={"storage": "2Gi"})
         self.put_agent("restore-in-place")

@@ -1,15 +1,16 @@
 """A cluster with agents, a backup of two volumes, and nothing restored, as `nodeagent restore` finds it."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from client.restores.manifests import RequestedRestore
-from client.restores.sources import SavedVolume
+from client.restores.sources import RestoreError, SavedVolume
 from client.session import Session
 from core.clock import Clock
 from core.kube.client import KubeClient
+from core.kube.errors import UnreachableError
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, PODS, Resource
 from core.kube.transport import Request, Response, Retry
 from core.models.backups import SavedClaim
@@ -21,14 +22,9 @@ from tests.support.objects import JsonDict
 
 Send = Callable[[Request], Awaitable[Response]]
 
-DATA = SavedClaim(
-    namespace="app",
-    name="data",
-    size="2Gi",
-    storage_class="fast",
-    access_modes=("ReadWriteMany",),
-    labels={"tier": "web", "velero.io/x": "y"},
-)
+_LABELS = {"tier": "web", "velero.io/x": "y"}
+_MODES = ("ReadWriteMany",)
+DATA = SavedClaim(namespace="app", name="data", size="2Gi", storage_class="fast", access_modes=_MODES, labels=_LABELS)
 FILES = SavedClaim(namespace="db", name="files", size="1Gi", storage_class="late", volume_mode="Block")
 
 
@@ -39,14 +35,8 @@ def saved(claim: SavedClaim, snapshot_id: str = "s1") -> SavedVolume:
 
 def stored(claim: SavedClaim | None, snapshot_id: str = "s1", **more: Any) -> StoredSnapshot:
     """Return a snapshot of the backup `night` of the cluster `uid-1`, as a bucket has it."""
-    values: dict[str, Any] = {
-        "backup": "night",
-        "cluster": "uid-1",
-        "start": "2026-11-21T10:00:00Z",
-        "bytes": 7,
-        "described": bool(claim),
-        "volume_namespace": claim.namespace if claim else "app",
-    }
+    values: dict[str, Any] = {"backup": "night", "cluster": "uid-1", "start": "2026-11-21T10:00:00Z", "bytes": 7}
+    values |= {"described": bool(claim), "volume_namespace": claim.namespace if claim else "app"}
     return StoredSnapshot(id=snapshot_id, claim=claim, **values | more)
 
 
@@ -81,23 +71,34 @@ class RestoreScene:
         finally:
             self.kube.request = inner  # type: ignore[method-assign]
 
+    @contextmanager
+    def cutting(self, at: int, *, applied: bool = True, dead: bool = True) -> Iterator[list[str]]:
+        """Let the request number `at` that changes something fail, after it was `applied` or not; yield all of them.
+
+        `dead`: so do later ones, as of a command that was killed.
+        """
+        sent: list[str] = []
+
+        async def answer(what: Request, send: Send) -> Response:
+            sent.extend([what.path] if what.method != "GET" else [])
+            if what.method == "GET" or len(sent) < at or (len(sent) > at and not dead):
+                return await send(what)
+            if len(sent) == at and applied:
+                await send(what)
+            raise UnreachableError("the connection is cut", status=0)
+
+        with suppress(RestoreError, UnreachableError), self.answering(answer):
+            yield sent
+
     def put_upload(self, claim: SavedClaim, snapshot_id: str, phase: str = "Completed", **more: Any) -> JsonDict:
         """Store the DataUpload of a PVC, of the backup `night` unless `backup` says another."""
         backup = more.pop("backup", "night")
         annotations = {"nodeagent.io/backup": backup, "nodeagent.io/backup-volumes": more.pop("volumes", "2")}
-        meta = {
-            "name": f"{backup}-{claim.name}",
-            "namespace": "velero",
-            "labels": {"nodeagent.io/backup": backup},
-            "annotations": annotations | {"nodeagent.io/claim": claim.text},
-        }
-        spec = {
-            "snapshotType": "CSI",
-            "sourceNamespace": claim.namespace,
-            "sourcePVC": claim.name,
-            "backupStorageLocation": "default",
-            "operationTimeout": "10m0s",
-        }
+        meta: JsonDict = {"name": f"{backup}-{claim.name}", "namespace": "velero"}
+        meta["annotations"] = annotations | {"nodeagent.io/claim": claim.text}
+        meta["labels"] = {"nodeagent.io/backup": backup}
+        spec = {"snapshotType": "CSI", "sourceNamespace": claim.namespace, "sourcePVC": claim.name}
+        spec |= {"backupStorageLocation": "default", "operationTimeout": "10m0s"}
         status = {"phase": phase, "snapshotID": snapshot_id, "progress": {"totalBytes": 7}, **more}
         raw = {"apiVersion": "velero.io/v2alpha1", "kind": "DataUpload", "metadata": meta, "spec": spec}
         return self.kube.put(raw | {"status": status})

@@ -75,9 +75,8 @@ class StatusScene:
     def put_agent(self, node: str, *, ready: bool = True, config: str | None = DIGEST) -> None:
         meta = {"labels": {"role": "node-agent"}, "annotations": {CONFIG_ANNOTATION: config}}
         conditions = [{"type": "Ready", "status": str(ready)}]
-        self.put(
-            "Pod", f"agent-{node}", "v1", metadata=meta, spec={"nodeName": node}, status={"conditions": conditions}
-        )
+        status = {"conditions": conditions}
+        self.put("Pod", f"agent-{node}", "v1", metadata=meta, spec={"nodeName": node}, status=status)
 
     def put_lease(self, renewed: str = "2026-11-21T11:59:55.000000Z", holder: str = "a_1") -> None:
         spec = {"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": renewed}
@@ -99,9 +98,8 @@ class StatusScene:
         moving = {"node": "a", "startTimestamp": "2026-11-21T11:58:20Z", "acceptedTimestamp": "2026-11-21T11:58:00Z"}
         progress = {"totalBytes": 500 * _MIB, "bytesDone": 100 * _MIB}
         self.kube.put(transfer("DataUpload", "moving", "InProgress", progress=progress, **moving))
-        self.kube.put(
-            transfer("PodVolumeBackup", "ready", "Prepared", reason="WaitingForSlot", message="slots in use", node="b")
-        )
+        waiting = {"reason": "WaitingForSlot", "message": "slots in use", "node": "b"}
+        self.kube.put(transfer("PodVolumeBackup", "ready", "Prepared", **waiting))
         for name in ("second", "first", "third"):
             self.kube.put(transfer("DataUpload", name, reason="Queued", message="queued at position 1"))
         self.kube.put(transfer("DataDownload", "done", "Completed", completionTimestamp="2026-11-21T11:00:00Z"))
@@ -110,13 +108,9 @@ class StatusScene:
         """Let the leader's status page have these parts."""
         queue = [{"kind": "DataUpload", "name": name} for name in ("first", "second", "third")]
         places = [one | {"position": position} for position, one in enumerate(queue, start=1)]
-        page = {
-            "version": "0.1.0",
-            "dispatcher": {"holder": "a_1", "leading": True},
-            "queue": {"queued": 3, "queue": places, "lastError": ""},
-            "config": {"hash": DIGEST, "rejected": [], "warnings": []},
-            "maintenance": {},
-        }
+        page = {"version": "0.1.0", "dispatcher": {"holder": "a_1", "leading": True}, "maintenance": {}}
+        page |= {"queue": {"queued": 3, "queue": places, "lastError": ""}}
+        page |= {"config": {"hash": DIGEST, "rejected": [], "warnings": []}}
         self.kube.pages["velero", f"{LEADER_POD}:8085", "/status"] = page | more
 
     def go_away(self) -> None:

@@ -17,18 +17,9 @@ from tests.support.objects import JsonDict
 NAME = "app-default-kopia"
 LEADER_POD = "node-agent-x"
 
-RECORD: JsonDict = {
-    "at": "2026-11-21T10:00:00Z",
-    "mode": "quick",
-    "seconds": 3.0,
-    "fingerprint": "f",
-    "nextQuick": "2026-11-21T13:00:00Z",
-    "nextFull": "2026-11-22T10:00:00Z",
-    "fullIntervalSeconds": 86400.0,
-    "contents": 70,
-    "indexBlobs": 7,
-    "peakQuickBytes": 2**27,
-}
+RECORD: JsonDict = {"at": "2026-11-21T10:00:00Z", "mode": "quick", "seconds": 3.0, "fingerprint": "f", "contents": 70}
+RECORD |= {"nextQuick": "2026-11-21T13:00:00Z", "nextFull": "2026-11-22T10:00:00Z", "fullIntervalSeconds": 86400.0}
+RECORD |= {"indexBlobs": 7, "peakQuickBytes": 2**27}
 
 
 @dataclass
@@ -61,14 +52,9 @@ class UserScene:
     def put_repository(self, record: JsonDict | None = None, name: str = NAME, **status: Any) -> JsonDict:
         """Store a BackupRepository that was maintained at ten, unless `status` says otherwise."""
         raw = repository_object(name, **{"lastMaintenanceTime": "2026-11-21T10:00:00Z", **status})
-        raw["metadata"] |= {
-            "creationTimestamp": "2026-11-01T12:00:00Z",
-            "annotations": {
-                "nodeagent.io/repository-id": "unique-1",
-                "nodeagent.io/repository-created": "true",
-                "nodeagent.io/maintenance": json.dumps(RECORD if record is None else record),
-            },
-        }
+        marks = {"nodeagent.io/repository-id": "unique-1", "nodeagent.io/repository-created": "true"}
+        marks["nodeagent.io/maintenance"] = json.dumps(RECORD if record is None else record)
+        raw["metadata"] |= {"creationTimestamp": "2026-11-01T12:00:00Z", "annotations": marks}
         return self.kube.put(raw)
 
     def answer(self, maintenance: JsonDict, *, leading: bool = True, port: int = 8085) -> None:

@@ -43,9 +43,9 @@ class VerificationScene:
     """The backup `night` of the volumes app/data (s1) and db/files (s2).
 
     `results` are those of Jobs that read; other snapshots pass. Those of Jobs that compare are `compared`. The Jobs of
-    the repositories in `broken` fail, those in `slow` do not end, after `logged` of their snapshots. With `cut`, no
-    log has more than these. Restores end in the phase `restored`; empty: they do not end. `seen` are the Jobs in their
-    order, `on_job` is called when there is one.
+    the repositories in `broken` fail, those in `slow` do not end, after `logged` of their snapshots. Restores end in
+    the phase `restored`; empty: they do not end. `seen` are the Jobs in their order, `on_job` is called when there is
+    one.
     """
 
     base: RestoreScene = field(default_factory=RestoreScene)
@@ -54,7 +54,6 @@ class VerificationScene:
     broken: set[str] = field(default_factory=set)
     slow: set[str] = field(default_factory=set)
     logged: int = 0
-    cut: bool = False
     restored: str = "Completed"
     volume: str = ""
     seen: list[JsonDict] = field(default_factory=list)
@@ -140,5 +139,5 @@ class VerificationScene:
         name = job["metadata"]["name"]
         status = {"phase": "Running"} if slow else ended(int(broken), message)
         self.base.user.put("Pod", f"{name}-x", "v1", labels={"job-name": name}, status=status)
-        shown = lines[: self.logged] if broken or slow or self.cut else lines
+        shown = lines[: self.logged] if broken or slow else lines
         self.base.kube.logs["velero", f"{name}-x"] = "\n".join(["time=1 level=info msg=x", *shown, ""])

@@ -73,15 +73,8 @@ def _put_volume(kube: FakeKube, namespace: str, name: str) -> None:
             kube.put(a_backup(namespace, name, NOON - timedelta(minutes=70)))
             kube.put(a_backup(namespace, name, NOON - timedelta(minutes=10), "Failed", **failed))
         case "shop", "data-07":
-            kube.put(
-                a_pod(
-                    "report-x",
-                    namespace,
-                    claims=[name],
-                    annotations={"backup.velero.io/backup-volumes": name},
-                    phase="Succeeded",
-                )
-            )
+            marks = {"backup.velero.io/backup-volumes": name}
+            kube.put(a_pod("report-x", namespace, claims=[name], annotations=marks, phase="Succeeded"))
         case _, _ if not labels:
             age = timedelta(minutes=30) if namespace == "db" else timedelta(hours=10)
             kube.put(a_backup(namespace, name, NOON - age))
