@@ -1,15 +1,25 @@
 """Which volumes a restore has: of a backup in the cluster, and of a bucket."""
 
+import json
+from datetime import timedelta
+
 import pytest
 
 from client.backups.plan import ClaimName
 from client.collections.collection import Backups
 from client.collections.models import Backup
-from client.restores.sources import RestoreError, Source, StoredList, choose_from_backups, choose_stored
+from client.mover_jobs import JobError
+from client.restores.sources import RestoreError, Source, StoredList, choose_from_backups, choose_stored, list_location
+from client.session import Session
+from core.kube.errors import NotFoundError
+from core.kube.resources import JOBS, PODS
+from core.kube.transport import Request, Response
 from core.models.backups import SavedClaim
-from core.snapshot_contract import StoredSnapshot
+from core.snapshot_contract import STORED_LINE, SnapshotListing, StoredSnapshot, UnreadRepository
+from tests.client.support.files_scene import FilesKube
 from tests.client.support.restore_scene import DATA, FILES, RestoreScene, saved, stored
 from tests.nodeagent.support.hand_clock import HandClock
+from tests.support.job_output import seal
 
 _NIGHT = Source("night")
 
@@ -22,21 +32,15 @@ def _scene() -> RestoreScene:
     return RestoreScene(HandClock())
 
 
-async def test_all_volumes_of_a_backup() -> None:
-    found = choose_from_backups(await _backups(_scene()), _NIGHT)
-    assert found == [saved(DATA, "s1"), saved(FILES, "s2")]
-
-
 @pytest.mark.parametrize(
     "source",
-    [
-        pytest.param(Source("night", claims=(ClaimName("db", "files"),)), id="claim"),
-        pytest.param(Source("night", namespace="db"), id="namespace"),
-        pytest.param(Source(snapshot="s2"), id="snapshot"),
-    ],
+    [Source("night", claims=(ClaimName("db", "files"),)), Source("night", namespace="db"), Source(snapshot="s2")],
+    ids=["claim", "namespace", "snapshot"],
 )
-async def test_one_volume_of_a_backup(source: Source) -> None:
-    assert choose_from_backups(await _backups(_scene()), source) == [saved(FILES, "s2")]
+async def test_one_volume_of_a_backup_or_all(source: Source) -> None:
+    backups = await _backups(_scene())
+    assert choose_from_backups(backups, source) == [saved(FILES, "s2")]
+    assert choose_from_backups(backups, _NIGHT) == [saved(DATA, "s1"), saved(FILES, "s2")]
 
 
 @pytest.mark.parametrize(
@@ -63,10 +67,7 @@ async def test_a_volume_that_is_not_in_the_backup_is_an_error_unless_others_are_
     with pytest.raises(RestoreError, match="DataUpload night-files of PVC db/files is Failed: no space: name the"):
         choose_from_backups(backups, _NIGHT)
     assert choose_from_backups(backups, Source("night", namespace="app")) == [saved(DATA, "s1")]
-
-
-async def test_a_backup_without_all_its_transfers_is_an_error() -> None:
-    scene = _scene()
+    scene.put_upload(FILES, "s2")
     scene.put_upload(DATA, "s1", volumes="3")
     with pytest.raises(RestoreError, match="backup night: 1 of its volumes have no transfer: name the others by --pvc"):
         choose_from_backups(await _backups(scene), _NIGHT)
@@ -78,11 +79,12 @@ def _list(*snapshots: object) -> StoredList:
 
 def test_the_newest_snapshot_of_each_claim_in_a_bucket() -> None:
     older = stored(DATA, "s0", start="2026-11-21T09:00:00Z")
-    found = choose_stored(
-        _list(older, stored(DATA, "s1"), stored(FILES, "s2"), stored(DATA, "x", backup="day")), _NIGHT
-    )
+    others = (stored(FILES, "s2"), stored(DATA, "x", backup="day"))
+    found = choose_stored(_list(older, stored(DATA, "s1"), *others), _NIGHT)
     assert [(one.snapshot_id, one.claim) for one in found] == [("s1", DATA), ("s2", FILES)]
     assert {one.location for one in found} == {"default"}
+    attempts = [stored(DATA, "s0", transfer_uid="t", **_EARLIER), stored(DATA, "s1", transfer_uid="t")]
+    assert [one.snapshot_id for one in choose_stored(_list(*attempts), _NIGHT)] == ["s1"]
 
 
 def test_a_backup_of_which_a_volume_is_not_in_the_bucket_is_an_error_unless_some_are_chosen() -> None:
@@ -99,34 +101,28 @@ _EARLIER = {"start": "2026-11-20T10:00:00Z"}
 @pytest.mark.parametrize(
     ("snapshots", "cause"),
     [
-        pytest.param(
+        (
             [stored(DATA, "s0", transfer_uid="t0", **_EARLIER), stored(DATA, "s1", transfer_uid="t1")],
-            "different transfers made the snapshots s0 of 2026-11-20T10:00:00Z and s1 of 2026-11-21T10:00:00Z of "
-            "PVC app/data",
-            id="two transfers of one claim",
+            "different transfers made the snapshots s0 of 2026-11-20T10:00:00Z and s1 of 2026-11-21T10:00:00Z of PVC",
         ),
-        pytest.param(
+        (
             [stored(DATA, "s0", backup_volumes=1, **_EARLIER), stored(FILES, "s1", backup_volumes=2)],
             "there are s0 of 2026-11-20T10:00:00Z of 1 volumes and s1 of 2026-11-21T10:00:00Z of 2 volumes",
-            id="two numbers of volumes",
         ),
-        pytest.param(
+        (
             [stored(DATA, "s0", backup_volumes=1, **_EARLIER), stored(FILES, "s1", backup_volumes=1)],
             "2 PVCs instead of 1 have one, from s0 of 2026-11-20T10:00:00Z to s1 of 2026-11-21T10:00:00Z",
-            id="more claims than volumes",
         ),
     ],
+    ids=["two transfers of one claim", "two numbers of volumes", "more claims than volumes"],
 )
 def test_a_name_that_several_backups_had_is_refused(snapshots: list[StoredSnapshot], cause: str) -> None:
-    with pytest.raises(RestoreError, match=f"several backups of that name: {cause}: choose each volume by --from-snap"):
+    with pytest.raises(
+        RestoreError, match=f"several backups of that name: {cause}.*: choose each volume by --from-snap"
+    ):
         choose_stored(_list(*snapshots), _NIGHT)
     (found,) = choose_stored(_list(*snapshots), Source(snapshot="s0"))
     assert (found.snapshot_id, found.claim) == ("s0", DATA)
-
-
-def test_the_newest_attempt_of_a_transfer_counts() -> None:
-    attempts = [stored(DATA, "s0", transfer_uid="t", **_EARLIER), stored(DATA, "s1", transfer_uid="t")]
-    assert [one.snapshot_id for one in choose_stored(_list(*attempts), _NIGHT)] == ["s1"]
 
 
 def test_a_claim_of_another_namespace_than_the_repository_s_is_refused() -> None:
@@ -138,6 +134,8 @@ def test_a_claim_of_another_namespace_than_the_repository_s_is_refused() -> None
     assert [one.snapshot_id for one in choose_stored(_list(stored(DATA, "s1"), strange), named)] == ["s1"]
     with pytest.raises(RestoreError, match="backup night has no PVC app/data"):
         choose_stored(_list(strange), named)
+    with pytest.raises(RestoreError, match=r"snapshot s5 in .* default names no PVC of app, .*: its source is"):
+        choose_stored(_list(stored(None, "s5")), Source(snapshot="s5"))
 
 
 def test_a_backup_of_velero_is_named_by_its_uid() -> None:
@@ -169,6 +167,80 @@ def test_what_is_not_in_the_bucket_is_named(source: Source, message: str) -> Non
         choose_stored(_list(stored(DATA, "s1")), source)
 
 
-def test_a_snapshot_of_something_else_is_not_restored() -> None:
-    with pytest.raises(RestoreError, match=r"snapshot s5 in .* default names no PVC of app, .*: its source is"):
-        choose_stored(_list(stored(None, "s5")), Source(snapshot="s5"))
+class _Listing:
+    """A cluster whose Jobs have ended at once, and a command that lists a location in it."""
+
+    def __init__(self) -> None:
+        self.kube = FilesKube()
+        self.scene = RestoreScene(make_kube=lambda _: self.kube)
+
+    def end(self, totals: SnapshotListing, *found: StoredSnapshot, lost: int = 0) -> None:
+        """Let the Job find these; the log lacks the first ones, which are lost."""
+        begin, *lines = "time=1 level=info msg=begin", *map(STORED_LINE.format, found)
+        self.kube.end(0, seal(totals, *lines), begin, *lines[lost:])
+
+    async def run(self, location: str = "default", *namespaces: str) -> StoredList:
+        scene = self.scene
+        tools = Session(scene.client, scene.clock, "velero", scene.notes.append)
+        return await list_location(tools, location, volume_namespaces=namespaces, timeout=timedelta(minutes=5))
+
+
+@pytest.mark.looptime
+async def test_the_snapshots_are_read_in_order_and_the_job_is_deleted() -> None:
+    listing = _Listing()
+    older, newer = stored(DATA, "s0", start="2026-11-20T10:00:00Z"), stored(DATA, "s1")
+    other = stored(FILES, "s2", cluster="uid-0")
+    listing.end(SnapshotListing(repositories=2, snapshots=3), older, newer, other)
+    found = StoredList(location="default", snapshots=[other, newer, older])
+    assert await listing.run("default", "app", "db") == found
+    assert listing.kube.objects(JOBS) == []
+    (created,) = (one for one in listing.kube.requests if one.method == "POST")
+    job = json.loads(created.body or b"")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["args"][:2] == ["list-snapshots", "--backup-storage-location=default"]
+    assert container["args"][-2:] == ["--volume-namespace=app", "--volume-namespace=db"]
+    assert job["metadata"]["labels"] == {"nodeagent.io/snapshot-list": "default"}
+    assert container["resources"]["limits"] == {"memory": "512Mi"}
+    with pytest.raises(NotFoundError, match=r"velero/defalt does not exist \(did you mean default\?\)"):
+        await listing.run("defalt")
+
+
+@pytest.mark.looptime
+async def test_what_could_not_be_listed_is_noted() -> None:
+    listing = _Listing()
+    unread = [UnreadRepository(volume_namespace="db", message="wrong password")]
+    listing.end(SnapshotListing(repositories=1, snapshots=1, unread=unread, unread_count=4), stored(DATA))
+    assert (await listing.run()).notes == [
+        "the repository of namespace db: wrong password",
+        "3 more repositories could not be listed",
+    ]
+
+
+@pytest.mark.looptime
+async def test_a_log_that_lacks_snapshots_is_an_error_with_a_remedy() -> None:
+    listing = _Listing()
+    listing.end(SnapshotListing(repositories=2, snapshots=2), stored(DATA), stored(FILES), lost=1)
+    cut = r"its log was rotated or cut off: it has 1 of 2 results"
+    with pytest.raises(JobError, match=rf"^Pod velero/\S+ of the list: {cut}: list one namespace at a time \(-n\)$"):
+        await listing.run()
+
+
+@pytest.mark.looptime
+async def test_a_job_may_end_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pod was seen while it ran, and the Job once it had ended."""
+    listing = _Listing()
+    kube, send = listing.kube, listing.kube.request
+
+    async def request(one: Request) -> Response:
+        response = await send(one)
+        if one.method == "GET" and one.path.endswith("/pods") and kube.pod["phase"] == "Running":
+            listing.end(SnapshotListing(repositories=1, snapshots=1), stored(DATA, "s1"))
+            (job,), pods = kube.objects(JOBS), kube.objects(PODS)
+            (pod,) = (each for each in pods if each["metadata"]["name"].startswith(job["metadata"]["name"]))
+            kube.put(pod | {"status": kube.pod})
+            kube.logs["velero", pod["metadata"]["name"]] = kube.log
+            kube.put(job | {"status": {"conditions": [{"type": "Complete", "status": "True"}]}})
+        return response
+
+    monkeypatch.setattr(kube, "request", request)
+    assert [one.id for one in (await listing.run()).snapshots] == ["s1"]

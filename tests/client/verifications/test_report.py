@@ -21,22 +21,16 @@ _WEB = replace(DATA_VOLUME, claim="web", transfer="night-2", phase=Phase.FAILED,
 
 
 def test_completed_volumes_are_chosen_and_the_others_noted() -> None:
-    assert choose_volumes(build_backup(DATA_VOLUME, _WEB, missing=2, unreadable=1), ()) == (
-        [DATA_VOLUME],
-        [
-            "not verified: DataUpload night-2 of PVC app/web is Failed: no room",
-            "not verified: 2 volumes that have no transfer",
-            "not verified: 1 transfers that cannot be read",
-        ],
-    )
-
-
-def test_a_pvc_is_chosen_once_and_no_note_is_about_others() -> None:
+    backup = build_backup(DATA_VOLUME, _WEB, missing=2, unreadable=1)
+    notes = [
+        "not verified: DataUpload night-2 of PVC app/web is Failed: no room",
+        "not verified: 2 volumes that have no transfer",
+        "not verified: 1 transfers that cannot be read",
+    ]
+    assert choose_volumes(backup, ()) == ([DATA_VOLUME], notes)
+    # A PVC is chosen once, and no note is about others.
     claim = ClaimName("app", "data")
-    assert choose_volumes(build_backup(DATA_VOLUME, _WEB, missing=2, unreadable=1), [claim, claim]) == (
-        [DATA_VOLUME],
-        [],
-    )
+    assert choose_volumes(backup, [claim, claim]) == ([DATA_VOLUME], [])
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,8 @@ def _join(scene: VerificationScene) -> VerificationScene:
 
 async def test_each_repository_is_read_by_a_job_that_is_deleted(scene: VerificationScene) -> None:
     found = await scene.run(percent=12.5)
-    assert [(one.claim, one.outcome, one.files, one.restored) for one in found] == [
-        ("data", VolumeOutcome.PASSED, 3, False),
-        ("files", VolumeOutcome.PASSED, 3, False),
-    ]
+    passed_ones = [(claim, VolumeOutcome.PASSED, 3, False) for claim in ("data", "files")]
+    assert [(one.claim, one.outcome, one.files, one.restored) for one in found] == passed_ones
     first, second = scene.seen
     assert _args(first)[:2] == ["verify-snapshots", "--backup-repository=app-default-kopia"]
     assert _args(first)[-2:] == ["--snapshot=s1", "--percent=12.5"]
@@ -72,15 +70,12 @@ async def test_the_result_goes_onto_the_transfer_and_into_an_event(scene: Verifi
     assert NOON < written.at == found[0].at
     assert written.at.microsecond == 0
     assert scene.outcomes == {"night-data": "passed", "night-files": "failed"}
+    fault = "sub/first: object 1 is backed by missing blob p1; and at least 1 more"
     assert scene.events == [
         ("Normal", "Verified", "kopia snapshot s1: read 100 % of its files: 3 files with 1048576 bytes are right"),
-        (
-            "Warning",
-            "VerificationFailed",
-            "kopia snapshot s2: sub/first: object 1 is backed by missing blob p1; and at least 1 more",
-        ),
+        ("Warning", "VerificationFailed", f"kopia snapshot s2: {fault}"),
     ]
-    assert found[1].message == "sub/first: object 1 is backed by missing blob p1; and at least 1 more"
+    assert found[1].message == fault
 
 
 async def test_a_share_of_the_files_does_not_take_back_what_failed(scene: VerificationScene) -> None:
@@ -109,10 +104,7 @@ async def test_what_could_not_be_read_is_no_failed_verification_and_keeps_no_oth
 
 @pytest.mark.parametrize(
     ("fault", "cause"),
-    [
-        ("broken", "of the verification failed: Error (exit code 1): no memory"),
-        ("slow", "did not end within 5m0s: Pod velero/"),
-    ],
+    [("broken", "failed: Error (exit code 1): no memory"), ("slow", "did not end within 5m0s: Pod velero/")],
 )
 async def test_what_a_job_had_found_out_before_it_ended_or_took_too_long_is_kept(fault: str, cause: str) -> None:
     scene = _join(VerificationScene(logged=1))
@@ -184,7 +176,7 @@ async def test_a_volume_without_a_repository_is_unverified(scene: VerificationSc
     ],
     ids=["annotation", "event"],
 )
-async def test_what_cannot_be_recorded_is_a_note(
+async def test_no_record_is_a_note(
     scene: VerificationScene, method: str, path: str, note: str, *, recorded: bool
 ) -> None:
     scene.base.kube.fail_next(method, path, 403, message="not you")
