@@ -75,14 +75,11 @@ async def play(kind: str, scenario: Scenario, fuse: Fuse) -> JsonDict:
         before = world.everything()
         with suppress(TimeoutError):
             async with world.agent(fuse, **SETTINGS):
+                blown = fuse.blown.is_set
                 if scenario.canceled:
-                    await world.until(
-                        lambda: world.phase(kind) == "InProgress" or fuse.blown.is_set(), every=STEP_SECONDS
-                    )
+                    await world.until(lambda: world.phase(kind) == "InProgress" or blown(), every=STEP_SECONDS)
                     await world.stop(world.transfer(kind), "cancel")
-                await world.until(
-                    lambda: (fuse.blown.is_set() and fuse.fault.stops) or world.done(kind), every=STEP_SECONDS
-                )
+                await world.until(lambda: (blown() and fuse.fault.stops) or world.done(kind), every=STEP_SECONDS)
             async with world.agent(**SETTINGS):
                 await world.until(lambda: world.done(kind), every=STEP_SECONDS)
                 await asyncio.sleep(1)

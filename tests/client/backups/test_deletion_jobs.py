@@ -1,17 +1,21 @@
-"""One deletion at a time: who waits, for how long, and what is left of a command that was killed."""
+"""One deletion at a time: who waits, and what a killed command leaves; transfers that cannot be read hold backups."""
 
 import asyncio
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
+from client.backups.delete import DeletionWish, plan_deletion
 from client.backups.deletion_jobs import hold_deletions
 from client.backups.retention import DeletionError
 from client.session import Session
+from core.errors import ContractError
 from core.kube.client import KubeClient
 from core.kube.resources import JOBS, LEASES, PODS
 from core.kube.transport import Retry
+from tests.client.support.deletion_scene import DeletionScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
@@ -129,3 +133,46 @@ async def test_a_command_that_never_ends_is_named_after_two_hours() -> None:
     async with hold_deletions(scene.tools), asyncio.timeout(timedelta(hours=3).total_seconds()):
         with pytest.raises(DeletionError, match=f"nothing is deleted: {scene.holder} has deleted backups for 2h0m0s"):
             await scene.hold(1, [])
+
+
+@pytest.fixture
+def scene() -> DeletionScene:
+    """Four backups of a volume, of which three are expired."""
+    scene = DeletionScene()
+    for name, days in (("first", 9.0), ("second", 7.0), ("third", 5.0), ("last", 0.5)):
+        scene.put_backup(name, days)
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"status": {"phase": "Odd"}}, "DataUpload second-data cannot be read: invalid DataUpload velero/second-data"),
+        ({"spec": {"sourceNamespace": "app/x"}}, "DataUpload second-data names no namespace of its volume: app/x"),
+        ({"spec": {"backupStorageLocation": ""}}, "DataUpload second-data names no BackupStorageLocation"),
+    ],
+    ids=["phase", "namespace", "location"],
+)
+async def test_an_odd_transfer_holds_its_backup_alone(scene: DeletionScene, change: dict[str, Any], why: str) -> None:
+    scene.change("second-data", **change)
+    plan = await scene.check()
+    ((kept, text),) = [(one.backup, one.holds[0].text) for one in plan.kept]
+    assert (kept, text[: len(why)]) == ("second", why)
+    with pytest.raises(DeletionError, match=f"backup second cannot be deleted: {why}"):
+        await plan_deletion(scene.tools, DeletionWish("second"))
+    await scene.execute(plan)
+    assert scene.names() == {"second-data", "last-data"}
+    assert scene.kube.bucket.keys() == {"s-second-data", "s-last-data"}
+
+
+async def test_an_odd_newest_transfer_is_no_copy_of_the_volume(scene: DeletionScene) -> None:
+    scene.change("last-data", status={"phase": "Odd"})
+    plan = await plan_deletion(scene.tools)
+    assert [one.backup for one in plan.deleted] == ["first", "second"]
+    assert [one.holds[0].text for one in plan.kept] == ["it has the newest copy of app/data in default"]
+
+
+async def test_a_restore_that_cannot_be_read_holds_everything(scene: DeletionScene) -> None:
+    scene.put("DataDownload", "back", "velero.io/v2alpha1", spec={}, status={"phase": "Odd"})
+    with pytest.raises(ContractError, match="invalid DataDownload velero/back"):
+        await plan_deletion(scene.tools)
