@@ -1,5 +1,6 @@
 """Backups and restores: which transfers are listed, finding one by its name, waiting for it, and canceling it."""
 
+import asyncio
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -9,11 +10,20 @@ from msgspec.structs import replace
 
 from client.backups.manifests import BackupError
 from client.backups.plan import Choice, ClaimName, plan_backup, start_backup
-from client.collections.collection import Backups, ProgressMeter, Restores, VolumeProgress
+from client.collections.collection import (
+    Backups,
+    ProgressMeter,
+    Restores,
+    VolumeProgress,
+    WaitingPod,
+    cancel_restore,
+    delete_waiting_pods,
+)
 from client.collections.models import Backup, BackupPhase, explain_end
 from client.restores.create import plan_restore, start_restore
+from client.restores.sources import RestoreError
 from core.kube.errors import NotFoundError
-from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
+from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, PODS
 from core.models.names import VELERO_BACKUP_LABEL, label_value
 from core.models.phases import Phase
 from tests.client.support.backup_scene import BackupScene, SteppingClock
@@ -181,10 +191,8 @@ async def test_a_restore_of_before_the_definitions_of_velero_1_19_is_canceled() 
     del old["spec"]["restoreType"]
     scene.kube.put(old)
     await Restores(scene.client, "velero").cancel("back")
-    assert {(one["spec"].get("cancel"), one["spec"]["restoreType"]) for one in scene.downloads} == {
-        (None, ""),
-        (True, ""),
-    }
+    found = {(one["spec"].get("cancel"), one["spec"]["restoreType"]) for one in scene.downloads}
+    assert found == {(None, ""), (True, "")}
 
 
 def _moving(done: int, phase: Phase = Phase.IN_PROGRESS, total: int = 1000) -> Backup:
@@ -195,14 +203,15 @@ def _moving(done: int, phase: Phase = Phase.IN_PROGRESS, total: int = 1000) -> B
 @pytest.mark.parametrize(
     ("readings", "rate", "remaining"),
     [
-        pytest.param([(0, 0)], None, None, id="one reading"),
-        pytest.param([(0, 0), (10, 500)], 50.0, 10.0, id="two readings"),
-        pytest.param([(0, 0), (10, 0)], 0.0, None, id="nothing moves"),
-        pytest.param([(0, 0), (100, 0), (110, 100), (131, 310)], 10.0, 69.0, id="the last seconds count"),
-        pytest.param([(0, 900), (10, 0), (20, 100)], 10.0, 90.0, id="another attempt"),
+        ([(0, 0)], None, None),
+        ([(0, 0), (10, 500)], 50.0, 10.0),
+        ([(0, 0), (10, 0)], 0.0, None),
+        ([(0, 0), (100, 0), (110, 100), (131, 310)], 10.0, 69.0),
+        ([(0, 900), (10, 0), (20, 100)], 10.0, 90.0),
     ],
+    ids=["one reading", "two readings", "nothing moves", "the last seconds count", "another attempt"],
 )
-def test_the_rate_is_that_of_the_last_seconds(
+def test_the_rate_is_a_recent_one(
     readings: list[tuple[float, int]], rate: float | None, remaining: float | None
 ) -> None:
     meter = ProgressMeter()
@@ -221,12 +230,91 @@ def test_a_volume_that_waits_for_another_attempt_starts_again_without_a_rate() -
     assert (ended.bytes_per_second, again.bytes_per_second) == (None, None)
 
 
-@pytest.mark.parametrize("total", [0, 100], ids=["unknown", "less than done"])
-def test_the_remaining_time_is_not_known_without_the_size(total: int) -> None:
-    assert VolumeProgress(_moving(500, total=total).volumes[0], 10.0).remaining is None
-
-
-def test_the_remaining_time_has_a_limit() -> None:
+@pytest.mark.parametrize(
+    ("done", "total", "rate", "remaining"), [(500, 0, 10.0, None), (500, 100, 10.0, None), (1, 1 << 62, 0.03, 1e9)]
+)
+def test_the_remaining_time_is_not_known_without_the_size_and_has_a_limit(
+    done: int, total: int, rate: float, remaining: float | None
+) -> None:
     """Sizes are what any writer of a transfer has put there."""
-    slow = VolumeProgress(_moving(1, total=1 << 62).volumes[0], 0.03)
-    assert slow.remaining == timedelta(seconds=1e9)
+    found = VolumeProgress(_moving(done, total=total).volumes[0], rate).remaining
+    assert found == (None if remaining is None else timedelta(seconds=remaining))
+
+
+async def _waiting() -> tuple[RestoreScene, WaitingPod]:
+    scene = RestoreScene()
+    (planned,) = await plan_restore(scene.tools, scene.request(wait_image="agents:1"), [saved(DATA, "s1")])
+    await start_restore(scene.tools, [planned])
+    return scene, planned.pod
+
+
+def _end(scene: RestoreScene, phase: str) -> None:
+    (transfer,) = scene.kube.objects(POD_VOLUME_RESTORES)
+    scene.kube.put(transfer | {"status": {"phase": phase}})
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_pod_whose_data_has_arrived_ends_before_it_is_deleted_or_has_a_minute(ends: bool) -> None:
+    scene, waiting = await _waiting()
+    _end(scene, "Completed")
+    deleting = asyncio.create_task(delete_waiting_pods(scene.tools, [waiting]), name="delete")
+    await asyncio.sleep(5)
+    (pod,) = scene.pods
+    if ends:
+        scene.kube.put(pod | {"status": {"phase": "Succeeded"}})
+    await deleting
+    assert (scene.pods, scene.notes if ends else []) == ([], [])
+
+
+@pytest.mark.looptime
+async def test_a_pod_that_cannot_be_deleted_is_named_with_the_command() -> None:
+    scene, waiting = await _waiting()
+    _end(scene, "Failed")
+    scene.kube.fail_next("DELETE", "/pods/", 403, message="is forbidden")
+    await delete_waiting_pods(scene.tools, [waiting])
+    assert f"kubectl -n app delete pod {waiting.name}" in scene.notes[-1]
+
+
+@pytest.mark.looptime
+async def test_a_pod_whose_transfer_moves_stays_with_a_note() -> None:
+    scene, waiting = await _waiting()
+    await delete_waiting_pods(scene.tools, [waiting], timedelta())
+    assert [one["metadata"]["name"] for one in scene.pods] == [waiting.name]
+    assert f"Pod app/{waiting.name} stays: its PodVolumeRestore has not ended" in scene.notes[-1]
+
+
+@pytest.mark.looptime
+async def test_a_cancel_waits_for_the_end_and_deletes_the_pod() -> None:
+    scene, _ = await _waiting()
+    canceling = asyncio.create_task(cancel_restore(scene.tools, "back"), name="cancel")
+    await asyncio.sleep(5)
+    assert len(scene.pods) == 1
+    _end(scene, "Canceled")
+    canceled, failures = await canceling
+    assert ([one.claim for one in canceled], failures) == (["data"], [])
+    assert scene.pods == []
+    scene, _ = await _waiting()
+    _end(scene, "Failed")
+    assert (await cancel_restore(scene.tools, "back"), scene.pods) == (([], []), [])
+
+
+@pytest.mark.looptime
+async def test_a_pod_that_is_not_of_a_restore_is_not_deleted() -> None:
+    scene, waiting = await _waiting()
+    _end(scene, "Canceled")
+    (pod,) = scene.pods
+    scene.kube.put(pod | {"metadata": pod["metadata"] | {"annotations": {}}})
+    await cancel_restore(scene.tools, "back")
+    assert [one["metadata"]["name"] for one in scene.pods] == [waiting.name]
+
+
+@pytest.mark.looptime
+async def test_a_transfer_that_cannot_be_created_leaves_no_pod() -> None:
+    scene = RestoreScene()
+    planned = await plan_restore(scene.tools, scene.request(wait_image="agents:1"), [saved(DATA, "s1")])
+    scene.kube.fail_next("POST", "/podvolumerestores", 403, message="is forbidden")
+    error = r"but its PVC exists: .* delete it first \(kubectl -n app delete pvc data\)"
+    with pytest.raises(RestoreError, match=error):
+        await start_restore(scene.tools, planned)
+    assert [one for one in scene.kube.objects(PODS) if one["metadata"]["namespace"] == "app"] == []

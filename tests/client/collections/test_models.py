@@ -24,18 +24,11 @@ _CREATED = "2026-11-21T10:00:00Z"
 def _upload(
     claim: str, phase: str = "", *, volumes: str = "2", ttl: str = "", **more: Any
 ) -> tuple[Resource[UncheckedObject], JsonDict]:
-    marks = {
-        "nodeagent.io/backup": "night",
-        "nodeagent.io/backup-volumes": volumes,
-        "nodeagent.io/claim": SavedClaim(namespace="app", name=claim, size="1Gi").text,
-    }
-    meta = {
-        "name": f"night-{claim}",
-        "namespace": "velero",
-        "creationTimestamp": _CREATED,
-        "labels": {"nodeagent.io/backup": "night"},
-        "annotations": marks | ({"nodeagent.io/backup-ttl": ttl} if ttl else {}),
-    }
+    marks = {"nodeagent.io/backup": "night", "nodeagent.io/backup-volumes": volumes}
+    marks |= {"nodeagent.io/backup-ttl": ttl} if ttl else {}
+    marks["nodeagent.io/claim"] = SavedClaim(namespace="app", name=claim, size="1Gi").text
+    meta = {"name": f"night-{claim}", "namespace": "velero", "creationTimestamp": _CREATED, "annotations": marks}
+    meta["labels"] = {"nodeagent.io/backup": "night"}
     spec = {"snapshotType": "CSI", "sourceNamespace": "app", "sourcePVC": claim, "backupStorageLocation": "default"}
     spec |= more.pop("spec", {})
     status = {"progress": {"totalBytes": 100, "bytesDone": 40}, **more} | ({"phase": phase} if phase else {})
@@ -47,14 +40,8 @@ def _of_velero(volume: str, **annotations: str) -> tuple[Resource[UncheckedObjec
     meta = {"name": "v-1", "namespace": "velero", "labels": {"velero.io/backup-name": "night"}}
     pod = {"kind": "Pod", "namespace": "app", "name": "writer", "uid": "u"}
     spec = {"node": "node-a", "pod": pod, "volume": volume, "backupStorageLocation": "default", "uploaderType": "kopia"}
-    raw = {
-        "apiVersion": "velero.io/v1",
-        "kind": "PodVolumeBackup",
-        "metadata": meta | {"annotations": annotations},
-        "spec": spec,
-        "status": {"phase": "Completed"},
-    }
-    return POD_VOLUME_BACKUPS, raw
+    raw = {"apiVersion": "velero.io/v1", "kind": "PodVolumeBackup", "spec": spec, "status": {"phase": "Completed"}}
+    return POD_VOLUME_BACKUPS, raw | {"metadata": meta | {"annotations": annotations}}
 
 
 def _unreadable(listed: tuple[Resource[UncheckedObject], JsonDict], name: str) -> tuple[Any, JsonDict]:
@@ -111,22 +98,10 @@ def test_sizes_and_times_are_those_of_all_volumes() -> None:
     assert backup.expires == created + timedelta(hours=24)
 
 
-def test_a_backup_that_its_schedule_keeps_has_no_end() -> None:
-    resource, upload = _upload("a")
-    upload["metadata"]["annotations"]["nodeagent.io/backup-keep"] = "daily=7,zone=UTC,ttl=1h0m0s"
-    backup = _one((resource, upload))
-    assert (backup.expires, backup.keep) == (None, "daily=7,zone=UTC,ttl=1h0m0s")
-
-
-@pytest.mark.parametrize("ttl", ["", "long", "2562047h47m0s"])
-def test_a_backup_without_a_valid_end_does_not_expire(ttl: str) -> None:
-    backup = _one(_upload("a", ttl=ttl))
+@pytest.mark.parametrize(("volumes", "ttl"), [("", ""), ("many", "long"), ("-1", "2562047h47m0s")])
+def test_a_count_or_a_time_to_live_that_is_none_is_not_known(volumes: str, ttl: str) -> None:
+    backup = _one(_upload("a", "Completed", volumes=volumes, ttl=ttl))
     assert backup.expires is None or backup.expires.year > 2300
-
-
-@pytest.mark.parametrize("volumes", ["", "many", "-1"])
-def test_a_count_that_is_no_number_is_not_known(volumes: str) -> None:
-    backup = _one(_upload("a", "Completed", volumes=volumes))
     assert (backup.expected, backup.missing, backup.phase) == (None, 0, BackupPhase.COMPLETED)
 
 
@@ -173,13 +148,8 @@ def test_of_several_transfers_of_a_pvc_the_newest_counts() -> None:
 
 def test_a_restore_is_the_sum_of_its_transfers() -> None:
     def download(claim: str, phase: str, total: int, done: int) -> DataDownload:
-        spec = {
-            "targetVolume": {"pvc": claim, "namespace": "app"},
-            "snapshotID": "s",
-            "sourceNamespace": "app",
-            "backupStorageLocation": "default",
-            "operationTimeout": "10m0s",
-        }
+        spec = {"targetVolume": {"pvc": claim, "namespace": "app"}, "snapshotID": "s", "sourceNamespace": "app"}
+        spec |= {"backupStorageLocation": "default", "operationTimeout": "10m0s"}
         status = {"phase": phase, "progress": {"totalBytes": total, "bytesDone": done}}
         meta = {"name": f"back-{claim}", "namespace": "velero", "annotations": {"nodeagent.io/restore-volumes": "3"}}
         raw = {"apiVersion": "velero.io/v2alpha1", "kind": "DataDownload", "metadata": meta, "spec": spec}

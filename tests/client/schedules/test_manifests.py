@@ -14,7 +14,6 @@ from client.schedules.manifests import build_schedule, schedule_permissions
 from client.schedules.request import ScheduleRequest, ScheduleTimes, read_cron_job
 from client.schedules.scheduled_run import run_schedule
 from core.kube.resources import DATA_UPLOADS, JOBS, PODS, SECRETS, VOLUME_SNAPSHOTS
-from core.models.backups import schedule_words
 from exposer.pods import AgentImage
 from nodeagent.runtime.permissions import Scope
 from tests.client.support.schedule_scene import DATA, ScheduleScene
@@ -67,17 +66,11 @@ def test_no_word_of_a_user_names_a_variable_of_the_pod() -> None:
     assert read_cron_job(cron_job) == request
 
 
-def test_another_cron_job_is_no_schedule() -> None:
-    assert not schedule_words(only(metadata={}))
-    template = {"spec": {"containers": [{"args": ["serve"]}]}}
-    assert not schedule_words(only(spec={"jobTemplate": {"spec": {"template": template}}}))
-
-
 @pytest.mark.parametrize(
     ("method", "claims", "deletes"),
     list(itertools.product(Method, [(DATA,), ()], [{}, {"ttl": timedelta(days=1)}, {"keep": _KEEP}])),
 )
-def test_no_schedule_reads_secrets_or_widens_its_roles(
+def test_none_reads_secrets_or_widens_roles(
     method: Method, claims: tuple[ClaimName, ...], deletes: dict[str, Any]
 ) -> None:
     request = ScheduleRequest("night", "velero", Choice(claims, "app", method=method), **deletes)
@@ -105,14 +98,9 @@ async def test_a_run_uses_every_permission_of_its_account_and_no_other() -> None
     used = {(found.verb, found.group, found.path) for found in map(access_of, scene.kube.requests)}
     granted = {(verb, one.resource.group, one.path) for one in schedule_permissions(request) for verb in one.verbs}
     # What only a failure needs: why a pod is pending, a creation that is repeated or taken back, a wrong name.
-    rare = {
-        ("list", "", "events"),
-        ("get", "velero.io", "datauploads"),
-        ("get", "velero.io", "podvolumebackups"),
-        ("get", "snapshot.storage.k8s.io", "volumesnapshots"),
-        ("delete", "snapshot.storage.k8s.io", "volumesnapshots"),
-        ("delete", "velero.io", "podvolumebackups"),
-    }
+    rare = {("list", "", "events"), ("get", "velero.io", "datauploads")}
+    rare |= {(verb, "velero.io", "podvolumebackups") for verb in ("get", "delete")}
+    rare |= {(verb, "snapshot.storage.k8s.io", "volumesnapshots") for verb in ("get", "delete")}
     assert used <= granted
     assert granted - used == rare
 

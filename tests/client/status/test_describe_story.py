@@ -39,22 +39,19 @@ BEGAN = [
 @pytest.mark.parametrize(
     ("one", "story"),
     [
-        pytest.param(
+        (
             details("Completed", **MOVED, new_bytes=5),
             [*BEGAN, "It moved 2.0 KiB, 5 B of it new, and completed after 30m."],
-            id="completed",
         ),
-        pytest.param(
-            details("Failed", **MOVED, message="no space"), [*BEGAN, "It failed after 30m: no space."], id="failed"
-        ),
-        pytest.param(details("Canceled"), [BEGAN[0], "It was canceled."], id="canceled early"),
-        pytest.param(
+        (details("Failed", **MOVED, message="no space"), [*BEGAN, "It failed after 30m: no space."]),
+        (details("Canceled"), [BEGAN[0], "It was canceled."]),
+        (
             details("New", "DataDownload", reason="Queued", message="position 1", canceling=True),
             ["It was created 60m ago to restore app/data.", "It waits: Queued: position 1.", "It is being canceled."],
-            id="pending",
         ),
-        pytest.param(details("New", created=""), [], id="not known"),
+        (details("New", created=""), []),
     ],
+    ids=["completed", "failed", "canceled early", "pending", "not known"],
 )
 def test_each_step_that_is_known_is_a_sentence(one: TransferDetails, story: list[str]) -> None:
     assert tell_story(one, NOW) == story
@@ -73,9 +70,7 @@ def test_a_clock_that_differs_gives_no_stage_a_time_of_another_one(accepted: int
 
 @pytest.mark.parametrize("accepted", [None, "2026-11-21T11:10:00Z"])
 @pytest.mark.parametrize(("phase", "end"), [("Failed", "It failed: why."), ("Canceled", "It was canceled: why.")])
-def test_a_transfer_that_ended_before_its_data_path_did_not_begin_to_move_data(
-    accepted: str | None, phase: str, end: str
-) -> None:
+def test_a_transfer_without_a_data_path_did_not_begin_to_move_data(accepted: str | None, phase: str, end: str) -> None:
     """The write of its end sets both times."""
     times = {"startTimestamp": "2026-11-21T11:40:00Z", "completionTimestamp": "2026-11-21T11:40:00Z"}
     raw = data_upload(status={"phase": phase, "message": "why", "acceptedTimestamp": accepted} | times)

@@ -11,12 +11,7 @@ from client.status.health import FAILURES, SECTIONS, Health, Rule, advise, is_bl
 from client.status.parse import transfer_record
 from client.status.records import TRANSFER_KINDS, copy_of
 from core.kube.resources import DAEMON_SETS, LEASES
-from core.models.names import (
-    BACKUP_ANNOTATION,
-    PVC_NAME_ANNOTATION,
-    SHRUNK_ANNOTATION,
-    VERIFICATION_ANNOTATION,
-)
+from core.models.names import BACKUP_ANNOTATION, PVC_NAME_ANNOTATION, SHRUNK_ANNOTATION, VERIFICATION_ANNOTATION
 from core.models.reasons import PendingReason
 from core.models.verification import Verification, VerificationOutcome
 from tests.client.support.status_scene import StatusScene, transfer
@@ -39,6 +34,10 @@ def _put_location(scene: StatusScene, **status: str) -> None:
     scene.put("BackupStorageLocation", "default", spec=storage, status=status)
 
 
+def _put_transfer(scene: StatusScene, phase: str, **status: str) -> None:
+    scene.kube.put(transfer("DataUpload", "x", phase, **status))
+
+
 def _fail_list(scene: StatusScene) -> None:
     scene.kube.fail_next("GET", "/datauploads", 403)
 
@@ -50,10 +49,8 @@ def _put_backups(scene: StatusScene, shrunk: str, *newer: str, acknowledged: str
         raw = transfer("DataUpload", name, "Completed")
         marks = {SHRUNK_ANNOTATION: f'{{"bytes": 1, "fullBytes": 100{known}}}'} if name == shrunk else {}
         marks |= {BACKUP_ANNOTATION: "night"}
-        scene.kube.put(
-            raw
-            | {"metadata": raw["metadata"] | {"annotations": marks, "creationTimestamp": f"2026-11-2{day}T00:00:00Z"}}
-        )
+        raw["metadata"] |= {"annotations": marks, "creationTimestamp": f"2026-11-2{day}T00:00:00Z"}
+        scene.kube.put(raw)
 
 
 def _put_damaged(scene: StatusScene) -> None:
@@ -65,6 +62,8 @@ def _put_damaged(scene: StatusScene) -> None:
 _FAILED = {"completionTimestamp": "2026-11-21T11:00:00Z", "message": "disk full"}
 _OVERDUE = {"app-default-kopia": {"hold": "window", "due": "2026-11-21T11:00:00Z", "overdue": True}}
 _ERROR = {"queued": 0, "queue": [], "lastError": "409"}
+_LACKS = {"message": "definition x lacks y", "warning": True}
+_RUN = {"result": "Failed", "message": "no space"}
 
 _SCENES: dict[Rule, tuple[Health, Callable[[StatusScene], object]]] = {
     Rule.NOT_READ: (Health.UNKNOWN, _fail_list),
@@ -74,33 +73,15 @@ _SCENES: dict[Rule, tuple[Health, Callable[[StatusScene], object]]] = {
     Rule.CONFIG_REJECTED: (Health.DEGRADED, lambda scene: scene.put_config('{"loadConcurrency": 5}')),
     Rule.CONFIG_DIFFERS: (Health.DEGRADED, lambda scene: scene.put_agent("b", config="other")),
     Rule.ADMISSION_FAILS: (Health.UNHEALTHY, lambda scene: scene.answer(queue=_ERROR)),
-    Rule.LOCATION_UNAVAILABLE: (
-        Health.UNHEALTHY,
-        lambda scene: _put_location(scene, phase="Unavailable", message="denied"),
-    ),
+    Rule.LOCATION_UNAVAILABLE: (Health.UNHEALTHY, lambda scene: _put_location(scene, phase="Unavailable")),
     Rule.LOCATION_NOT_VALIDATED: (Health.UNKNOWN, _put_location),
     Rule.REPOSITORY_NOT_READY: (Health.DEGRADED, lambda scene: _put_repository(scene, phase="NotReady")),
-    Rule.FIELDS_DROPPED: (
-        Health.DEGRADED,
-        lambda scene: scene.answer(definitions={"message": "definition x lacks y", "warning": True}),
-    ),
-    Rule.MAINTENANCE_FAILED: (
-        Health.DEGRADED,
-        lambda scene: _put_repository(scene, recentMaintenance=[{"result": "Failed", "message": "no space"}]),
-    ),
+    Rule.FIELDS_DROPPED: (Health.DEGRADED, lambda scene: scene.answer(definitions=_LACKS)),
+    Rule.MAINTENANCE_FAILED: (Health.DEGRADED, lambda scene: _put_repository(scene, recentMaintenance=[_RUN])),
     Rule.MAINTENANCE_OVERDUE: (Health.DEGRADED, lambda scene: scene.answer(maintenance=_OVERDUE)),
-    Rule.TRANSFERS_BLOCKED: (
-        Health.DEGRADED,
-        lambda scene: scene.kube.put(transfer("DataUpload", "x", reason="Unschedulable", message="0/3 nodes")),
-    ),
-    Rule.TRANSFERS_UNREADABLE: (
-        Health.DEGRADED,
-        lambda scene: scene.kube.put(transfer("DataUpload", "x", "Odd")),
-    ),
-    Rule.TRANSFERS_FAILED: (
-        Health.DEGRADED,
-        lambda scene: scene.kube.put(transfer("DataUpload", "x", "Failed", **_FAILED)),
-    ),
+    Rule.TRANSFERS_BLOCKED: (Health.DEGRADED, lambda scene: _put_transfer(scene, "New", reason="Unschedulable")),
+    Rule.TRANSFERS_UNREADABLE: (Health.DEGRADED, lambda scene: _put_transfer(scene, "Odd")),
+    Rule.TRANSFERS_FAILED: (Health.DEGRADED, lambda scene: _put_transfer(scene, "Failed", **_FAILED)),
     Rule.BACKUPS_DAMAGED: (Health.DEGRADED, _put_damaged),
     Rule.BACKUPS_SHRUNK: (Health.DEGRADED, lambda scene: _put_backups(scene, "x")),
     Rule.RETENTION_FAILED: (Health.DEGRADED, lambda scene: scene.put_report(failure="clocks differ", waiting=9)),
@@ -163,9 +144,8 @@ async def test_a_shrunk_backup_counts_until_a_newer_one_through_another_pod(scen
     """A Velero server creates those that it finds in a bucket long after they ended, in any order."""
     for day, pod in enumerate(("web-a", "web-b"), start=1):
         raw = transfer("PodVolumeBackup", pod, "Completed")
-        marks = {PVC_NAME_ANNOTATION: "data"} | (
-            {SHRUNK_ANNOTATION: '{"bytes": 1, "fullBytes": 100}'} if day == 1 else {}
-        )
+        shrunk = {SHRUNK_ANNOTATION: '{"bytes": 1, "fullBytes": 100}'} if day == 1 else {}
+        marks = {PVC_NAME_ANNOTATION: "data"} | shrunk
         created = 9 - day if found else day
         raw["metadata"] |= {"annotations": marks, "creationTimestamp": f"2026-11-2{created}T00:00:00Z"}
         raw["status"]["completionTimestamp"] = f"2026-11-2{day}T01:00:00Z"
@@ -186,13 +166,12 @@ async def test_agents_that_have_no_pod_keep_a_cluster_from_being_healthy(scene: 
 @pytest.mark.parametrize(
     ("renewed", "stamped", "rules"),
     [
-        pytest.param("2026-11-21T11:50:00.000000Z", "2026-11-21T11:59:55Z", [], id="a leader whose clock is behind"),
-        pytest.param("2026-11-21T12:10:00.000000Z", "2026-11-21T11:58:00Z", [Rule.NO_LEADER], id="ahead, and gone"),
+        ("2026-11-21T11:50:00.000000Z", "2026-11-21T11:59:55Z", []),
+        ("2026-11-21T12:10:00.000000Z", "2026-11-21T11:58:00Z", [Rule.NO_LEADER]),
     ],
+    ids=["a leader whose clock is behind", "ahead, and gone"],
 )
-async def test_the_lease_is_judged_by_the_clock_of_the_api_server(
-    scene: StatusScene, renewed: str, stamped: str, rules: list[Rule]
-) -> None:
+async def test_the_api_server_s_clock_counts(scene: StatusScene, renewed: str, stamped: str, rules: list[Rule]) -> None:
     scene.put_lease(renewed)
     (lease,) = [one for one in scene.kube.objects(LEASES) if one["metadata"]["name"] == "node-agent-dispatcher"]
     managers = [{"manager": "agent", "time": "2026-11-20T00:00:00Z"}, {"manager": "agent", "time": stamped}]
@@ -203,16 +182,15 @@ async def test_the_lease_is_judged_by_the_clock_of_the_api_server(
 @pytest.mark.parametrize(
     "change",
     [
-        lambda scene: scene.put_lease(holder=""),
-        lambda scene: scene.put_lease(holder="gone_1"),
-        lambda scene: scene.put(
-            "Lease", "node-agent-dispatcher", "coordination.k8s.io/v1", spec={"holderIdentity": "a_1"}
-        ),
+        {"holderIdentity": "", "renewTime": "2026-11-21T11:59:55.000000Z"},
+        {"holderIdentity": "gone_1", "renewTime": "2026-11-21T11:59:55.000000Z"},
+        {"holderIdentity": "a_1"},
     ],
-    ids=["no holder", "no agent", "renewed yesterday"],
+    ids=["no holder", "no agent", "never renewed"],
 )
-async def test_without_a_leader_that_renews_its_lease_a_cluster_is_unhealthy(scene: StatusScene, change: Any) -> None:
-    change(scene)
+async def test_without_a_leader_that_renews_it_is_unhealthy(scene: StatusScene, change: dict[str, str]) -> None:
+    spec = {"leaseDurationSeconds": 15} | change
+    scene.put("Lease", "node-agent-dispatcher", "coordination.k8s.io/v1", spec=spec)
     findings = judge(await scene.reader.read())
     assert [finding.rule for finding in findings] == [Rule.NO_LEADER]
 
@@ -221,13 +199,7 @@ async def test_without_a_leader_that_renews_its_lease_a_cluster_is_unhealthy(sce
     "path",
     [
         *(kind.resource.plural for kind in TRANSFER_KINDS),
-        "backuprepositories",
-        "backupstoragelocations",
-        "pods",
-        "leases",
-        "daemonsets",
-        "configmaps",
-        "cronjobs",
+        *("backuprepositories", "backupstoragelocations", "pods", "leases", "daemonsets", "configmaps", "cronjobs"),
     ],
 )
 @pytest.mark.parametrize("status", [403, 404, 500])

@@ -49,18 +49,14 @@ async def test_a_leader_that_does_not_answer_is_no_error(scene: StatusScene) -> 
 
 
 @pytest.mark.parametrize(("fault", "error"), [("lost", UnreachableError), (401, UnauthorizedError)])
-async def test_a_cluster_that_does_not_answer_is_an_error(
-    scene: StatusScene, fault: int, error: type[Exception]
-) -> None:
+async def test_a_cluster_without_an_answer_is_an_error(scene: StatusScene, fault: int, error: type[Exception]) -> None:
     scene.kube.fail_next("GET", "/", fault, times=99)
     with pytest.raises(error):
         await scene.reader.read()
 
 
 @pytest.mark.parametrize("spec", [{"volumeNamespace": 5}, {"volumeNamespace": "app"}], ids=["malformed", "incomplete"])
-async def test_an_invalid_repository_is_named_and_the_others_are_read(
-    scene: StatusScene, spec: dict[str, object]
-) -> None:
+async def test_an_invalid_repository_is_named_beside_the_others(scene: StatusScene, spec: dict[str, object]) -> None:
     scene.put("BackupRepository", "odd", spec=spec)
     snapshot = await scene.reader.read()
     assert [one.name for one in snapshot.repositories] == ["app-default-kopia"]

@@ -28,9 +28,7 @@ async def _view(scene: StatusScene) -> StatusView:
     return build_view(await scene.reader.read())
 
 
-async def test_without_the_leaders_page_positions_follow_from_the_custom_resources_and_a_note_says_so(
-    scene: StatusScene,
-) -> None:
+async def test_without_the_leaders_page_positions_are_computed_and_a_note_says_so(scene: StatusScene) -> None:
     scene.kube.put(transfer("DataDownload", "restore", reason="Queued"))
     scene.kube.put(transfer("DataUpload", "blocked", reason="SnapshotNotReady"))
     scene.hush()
@@ -39,12 +37,7 @@ async def test_without_the_leaders_page_positions_follow_from_the_custom_resourc
     assert view.positions_computed
     (note,) = view.notes
     assert note.startswith("the leader did not answer, so positions in the queue are computed here: get /status")
-
-
-async def test_restores_come_first_where_the_configuration_says_so(scene: StatusScene) -> None:
-    scene.kube.put(transfer("DataDownload", "restore", reason="Queued"))
     scene.put_config('{"loadConcurrency": {"restoresFirst": true}}')
-    scene.hush()
     assert (await _view(scene)).pending[0].name == "restore"
 
 
@@ -83,17 +76,13 @@ async def test_transfers_of_other_data_movers_are_counted_in_a_note() -> None:
 @pytest.mark.parametrize(
     ("definitions", "config", "notes"),
     [
-        pytest.param({"message": "as of 1.18"}, "{}", ["as of 1.18"], id="of an older server"),
-        pytest.param({"message": "x", "warning": True}, "{}", [], id="a finding is no note"),
-        pytest.param(
-            {"nextVelero": True},
-            "{}",
-            [f"prepareQueueLength {NO_QUEUE_LENGTH}"],
-            id="beside 1.19, without a queue length",
-        ),
-        pytest.param({"nextVelero": True}, '{"loadConcurrency": {"prepareQueueLength": 5}}', [], id="with one"),
-        pytest.param({"nextVelero": True}, "{", [], id="not known"),
+        ({"message": "as of 1.18"}, "{}", ["as of 1.18"]),
+        ({"message": "x", "warning": True}, "{}", []),
+        ({"nextVelero": True}, "{}", [f"prepareQueueLength {NO_QUEUE_LENGTH}"]),
+        ({"nextVelero": True}, '{"loadConcurrency": {"prepareQueueLength": 5}}', []),
+        ({"nextVelero": True}, "{", []),
     ],
+    ids=["of an older server", "a finding is no note", "beside 1.19, no queue length", "with one", "not known"],
 )
 async def test_what_the_definitions_say_is_a_note(definitions: dict[str, Any], config: str, notes: list[str]) -> None:
     scene = StatusScene()
