@@ -7,19 +7,8 @@ import pytest
 
 from client.status.records import ClusterSnapshot, TransferRecord
 from client.status.view import StatusView, build_view
-from client.ui.tables import (
-    PAGE_ROWS,
-    GridRow,
-    SlotGrid,
-    TransferFilter,
-    build_grid,
-    choose_transfers,
-    cut,
-    describe_configuration,
-    find_node,
-    list_volumes,
-    parse_page,
-)
+from client.ui import tables
+from client.ui.tables import PAGE_ROWS, TransferFilter, cut, find_node, list_volumes, parse_page
 from core.models.names import ATTEMPTS_ANNOTATION
 from core.models.phases import Phase
 from core.models.verification import Verification, VerificationOutcome
@@ -30,15 +19,8 @@ _NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 def _record(name: str, phase: Phase = Phase.NEW, hour: int = 1, **more: object) -> TransferRecord:
-    values: dict[str, object] = {
-        "kind": "DataUpload",
-        "namespace": "velero",
-        "name": name,
-        "phase": phase,
-        "queue": "app",
-        "volume": "data",
-        "created": f"2026-11-21T{hour:02}:00:00Z",
-    }
+    values: dict[str, object] = {"kind": "DataUpload", "namespace": "velero", "name": name, "phase": phase}
+    values |= {"queue": "app", "volume": "data", "created": f"2026-11-21T{hour:02}:00:00Z"}
     if phase is Phase.COMPLETED:
         values["completed"] = _NOON.replace(hour=hour)
     return TransferRecord(**values | more)  # type: ignore[arg-type]
@@ -46,7 +28,7 @@ def _record(name: str, phase: Phase = Phase.NEW, hour: int = 1, **more: object) 
 
 def _names(chosen: TransferFilter, *records: TransferRecord) -> list[str]:
     snapshot = ClusterSnapshot("velero", _NOON, transfers=records)
-    return [one.name for one in choose_transfers(snapshot, build_view(snapshot), chosen).cut.rows]
+    return [one.name for one in tables.choose_transfers(snapshot, build_view(snapshot), chosen).cut.rows]
 
 
 _RECORDS = (
@@ -101,24 +83,18 @@ def test_a_link_has_what_is_not_the_default() -> None:
 
 
 def test_volumes_that_need_attention_come_first() -> None:
-    rows = list_volumes(
-        [
-            _record("old", Phase.COMPLETED, 2, volume="old"),
-            _record("older-failed", Phase.FAILED, 1, volume="fresh"),
-            _record("fresh", Phase.COMPLETED, 9, volume="fresh"),
-            _record("good", Phase.COMPLETED, 3, volume="broken"),
-            _record("bad", Phase.FAILED, 5, volume="broken"),
-            _record("never", Phase.FAILED, 5, volume="never"),
-            _record("restored", Phase.COMPLETED, 6, kind="DataDownload", volume="never"),
-        ]
-    )
-    found = [(row.volume, row.last and row.last.name, row.failed and row.failed.name) for row in rows]
-    assert found == [
-        ("never", None, "never"),
-        ("old", "old", None),
-        ("broken", "good", "bad"),
-        ("fresh", "fresh", None),
+    records = [
+        _record("old", Phase.COMPLETED, 2, volume="old"),
+        _record("older-failed", Phase.FAILED, 1, volume="fresh"),
+        _record("fresh", Phase.COMPLETED, 9, volume="fresh"),
+        _record("good", Phase.COMPLETED, 3, volume="broken"),
+        _record("bad", Phase.FAILED, 5, volume="broken"),
+        _record("never", Phase.FAILED, 5, volume="never"),
+        _record("restored", Phase.COMPLETED, 6, kind="DataDownload", volume="never"),
     ]
+    found = [(row.volume, row.last and row.last.name, row.failed and row.failed.name) for row in list_volumes(records)]
+    attention = [("never", None, "never"), ("old", "old", None), ("broken", "good", "bad")]
+    assert found == [*attention, ("fresh", "fresh", None)]
 
 
 def test_rows_follow_the_states_of_volumes_and_those_without_a_pvc_are_last() -> None:
@@ -126,14 +102,12 @@ def test_rows_follow_the_states_of_volumes_and_those_without_a_pvc_are_last() ->
         VolumeCoverage(namespace="app", volume=name, state=CoverageState(state), reason="why", overdue=True)
         for name, state in (("new", "never-backed-up"), ("old", "stale"), ("fine", "protected"), ("skip", "left-out"))
     ]
-    rows = list_volumes(
-        [
-            _record("gone", Phase.COMPLETED, 2, volume="gone"),
-            _record("pvb", Phase.COMPLETED, 3, kind="PodVolumeBackup", volume="web-0:v", claim="fine"),
-            _record("du", Phase.COMPLETED, 1, volume="old"),
-        ],
-        states,
-    )
+    records = [
+        _record("gone", Phase.COMPLETED, 2, volume="gone"),
+        _record("pvb", Phase.COMPLETED, 3, kind="PodVolumeBackup", volume="web-0:v", claim="fine"),
+        _record("du", Phase.COMPLETED, 1, volume="old"),
+    ]
+    rows = list_volumes(records, states)
     found = [(row.volume, row.last and row.last.name, row.state and str(row.state.state), row.urgent) for row in rows]
     assert found == [
         ("new", None, "never-backed-up", True),
@@ -163,16 +137,14 @@ def test_the_verification_of_an_older_copy_is_not_that_of_the_last_one() -> None
 
 def test_a_copy_that_cannot_be_read_back_is_urgent() -> None:
     bad = _verified(11, VerificationOutcome.FAILED)
-    rows = list_volumes(
-        [
-            _record("old", Phase.COMPLETED, 1, volume="old"),
-            _record("last", Phase.COMPLETED, 9, volume="last", verification=bad),
-            _record("before", Phase.COMPLETED, 2, volume="before", verification=bad),
-            _record("after", Phase.COMPLETED, 8, volume="before"),
-            _record("never", Phase.FAILED, 3, volume="never"),
-        ]
-    )
-    assert [row.volume for row in rows] == ["never", "before", "last", "old"]
+    records = [
+        _record("old", Phase.COMPLETED, 1, volume="old"),
+        _record("last", Phase.COMPLETED, 9, volume="last", verification=bad),
+        _record("before", Phase.COMPLETED, 2, volume="before", verification=bad),
+        _record("after", Phase.COMPLETED, 8, volume="before"),
+        _record("never", Phase.FAILED, 3, volume="never"),
+    ]
+    assert [row.volume for row in list_volumes(records)] == ["never", "before", "last", "old"]
 
 
 async def _read(scene: StatusScene) -> tuple[StatusView, ClusterSnapshot]:
@@ -181,16 +153,12 @@ async def _read(scene: StatusScene) -> tuple[StatusView, ClusterSnapshot]:
     return build_view(snapshot), snapshot
 
 
-async def _view(scene: StatusScene) -> StatusView:
-    return (await _read(scene))[0]
-
-
-async def _grid(scene: StatusScene) -> SlotGrid:
+async def _grid(scene: StatusScene) -> tables.SlotGrid:
     view, snapshot = await _read(scene)
-    return build_grid(view, {(one.kind, one.name) for one in snapshot.transfers if one.moving})
+    return tables.build_grid(view, {(one.kind, one.name) for one in snapshot.transfers if one.moving})
 
 
-async def _node(scene: StatusScene, name: str) -> GridRow:
+async def _node(scene: StatusScene, name: str) -> tables.GridRow:
     view, snapshot = await _read(scene)
     node = find_node(view, snapshot.transfers, name)
     assert node is not None
@@ -247,21 +215,6 @@ async def test_an_attempt_whose_data_mover_is_prepared_has_no_slot() -> None:
     assert [one.name for one in (await _node(scene, "b")).preparing] == ["again", "ready"]
 
 
-async def test_a_node_without_an_agent_is_shown_while_a_transfer_is_on_it() -> None:
-    scene = StatusScene()
-    scene.kube.put(transfer("DataUpload", "stranded", "InProgress", node="gone"))
-    node = await _node(scene, "gone")
-    assert [one.name for one in node.running] == ["stranded"]
-    assert (node.row.pod, node.row.slots) == ("", None)
-
-
-async def test_without_permission_to_list_agents_any_node_may_exist() -> None:
-    scene = StatusScene()
-    scene.kube.fail_next("GET", "/pods", 403, message="forbidden", times=99)
-    node = await _node(scene, "b")
-    assert [one.name for one in node.preparing] == ["ready"]
-
-
 _KEPT = (f"{DIGEST}, since the ConfigMap cannot be used", False)
 _OLD = "0123456789ab"
 
@@ -275,28 +228,33 @@ _OLD = "0123456789ab"
     ],
     ids=["differs", "no JSON", "rejected"],
 )
-async def test_each_agent_has_its_configuration(
+async def test_each_has_its_configuration(
     document: str, configs: Sequence[str], expected: list[tuple[str, bool]]
 ) -> None:
     scene = StatusScene()
     scene.put_config(document)
     for node, config in zip("abc", configs, strict=False):
         scene.put_agent(node, config=config)
-    view = await _view(scene)
+    view, _ = await _read(scene)
     rows = sorted(view.nodes, key=lambda row: row.node)
-    assert [describe_configuration(row, view) for row in rows[: len(expected)]] == expected
+    assert [tables.describe_configuration(row, view) for row in rows[: len(expected)]] == expected
 
 
-async def test_whether_a_configuration_is_current_may_not_be_known() -> None:
+async def test_slots_and_configurations_are_not_known_without_permission() -> None:
     scene = StatusScene()
     scene.kube.fail_next("GET", "/configmaps/", 403, message="forbidden", times=99)
-    view = await _view(scene)
-    assert describe_configuration(view.nodes[0], view) == (f"{DIGEST}; whether it is current is not known", False)
-
-
-async def test_slots_are_not_known_without_the_configuration() -> None:
-    scene = StatusScene()
-    scene.kube.fail_next("GET", "/configmaps/", 403, message="forbidden", times=99)
+    view, _ = await _read(scene)
+    current = (f"{DIGEST}; whether it is current is not known", False)
+    assert tables.describe_configuration(view.nodes[0], view) == current
     grid = await _grid(scene)
-    assert {one.row.slots for one in grid.nodes} == {None}
-    assert grid.columns == 1
+    assert ({one.row.slots for one in grid.nodes}, grid.columns) == ({None}, 1)
+
+
+async def test_a_node_without_an_agent_is_shown_while_a_transfer_is_on_it() -> None:
+    scene = StatusScene()
+    scene.kube.put(transfer("DataUpload", "stranded", "InProgress", node="gone"))
+    node = await _node(scene, "gone")
+    assert ([one.name for one in node.running], node.row.pod, node.row.slots) == (["stranded"], "", None)
+    # Without the permission to list agents, any node may exist.
+    scene.kube.fail_next("GET", "/pods", 403, message="forbidden", times=99)
+    assert [one.name for one in (await _node(scene, "b")).preparing] == ["ready"]

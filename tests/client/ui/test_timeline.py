@@ -40,11 +40,6 @@ def test_each_phase_is_as_wide_as_it_is_long() -> None:
     assert timeline.description == "pending for 10 s, then preparing for 30 s, then moving for 60 s"
 
 
-def test_one_that_has_not_ended_lasts_until_now() -> None:
-    timeline = _line(30, accepted=None)
-    assert [(one.name, one.width) for one in timeline.segments] == [("pending", WIDTH)]
-
-
 def test_an_interruption_is_marked_and_a_clock_that_is_off_breaks_nothing() -> None:
     end = Interruption(cause=InterruptionCause.DELETED, at=_after(200), node="a", message="")
     timeline = _line(100, accepted=_after(-5), interruptions=(end,), completed=_after(100))
@@ -52,41 +47,27 @@ def test_an_interruption_is_marked_and_a_clock_that_is_off_breaks_nothing() -> N
     assert [(one.name, one.at) for one in timeline.marks] == [("interrupted: Deleted", WIDTH)]
 
 
-def test_nothing_is_drawn_without_a_start() -> None:
+def test_one_that_has_not_ended_lasts_until_now() -> None:
+    timeline = _line(30, accepted=None)
+    assert [(one.name, one.width) for one in timeline.segments] == [("pending", WIDTH)]
     assert build_timeline(_details(created=""), _after(1)) is None
-
-
-def test_without_its_history_it_moves_since_its_present_attempt_began() -> None:
+    # Without its history it moves since its present attempt began.
     timeline = _line(100, began=_after(40))
     assert [one.name for one in timeline.segments] == ["pending", "preparing", "moving"]
     assert timeline.segments[2].seconds == 60.0
 
 
 def _backup(name: str, day: int, *, total: int = 100, new: int | None = 0, **more: Any) -> TransferRecord:
-    fields: dict[str, Any] = {
-        "kind": "DataUpload",
-        "queue": "app",
-        "location": "default",
-        "phase": Phase.COMPLETED,
-    } | more
-    completed = datetime(2026, 11, day, 23, 30, tzinfo=UTC)
-    return TransferRecord(
-        namespace="velero",
-        name=name,
-        completed=completed,
-        total_bytes=total,
-        new_bytes=new,
-        **fields,
-    )
+    fields: dict[str, Any] = {"kind": "DataUpload", "queue": "app", "location": "default", "phase": Phase.COMPLETED}
+    fields |= {"completed": datetime(2026, 11, day, 23, 30, tzinfo=UTC), "total_bytes": total, "new_bytes": new}
+    return TransferRecord(namespace="velero", name=name, **fields | more)
 
 
 def test_the_days_of_a_repository_are_summed_up_the_oldest_first() -> None:
     found = [_backup("c", 3, new=10), _backup("a", 1, new=100), _backup("b", 3, new=20, kind="PodVolumeBackup")]
     growth = sum_growth(found, "app", "default")
-    assert [(day.day, day.backups, day.new_bytes) for day in growth.days] == [
-        ("2026-11-01", 1, 100),
-        ("2026-11-03", 2, 30),
-    ]
+    found_days = [(day.day, day.backups, day.new_bytes) for day in growth.days]
+    assert found_days == [("2026-11-01", 1, 100), ("2026-11-03", 2, 30)]
     assert growth.days[0].moment == int(datetime(2026, 11, 1, tzinfo=UTC).timestamp())
     assert (growth.backups, growth.total_bytes, growth.new_bytes) == (3, 300, 130)
     assert growth.deduplication == 300 / 130
