@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
-from client.installation import read_settings, read_versions, serve_words
+from client.installation import read_versions, serve_words
 from core.errors import ConfigError
 from core.kube.client import KubeClient
-from nodeagent.runtime.settings import MaintenanceSwitch, parse_serve
-from tests.client.support.user_scene import LEADER_POD, UserScene
+from nodeagent.runtime.settings import parse_serve
+from tests.client.support.user_scene import UserScene
 from tests.support.objects import only
 
 _VELERO = Path(__file__).parents[1] / "data" / "velero-1.18.2"
@@ -39,20 +39,6 @@ def test_a_daemonset_of_velero_has_settings(name: str) -> None:
 def test_a_daemonset_that_starts_something_else_is_an_error(spec: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="does not start an agent"):
         serve_words(only(spec={"template": {"spec": spec}}))
-
-
-async def test_the_settings_are_those_that_serve_would_have() -> None:
-    scene = UserScene(serve=["serve", "--repo-maintenance=on", "--repo-maintenance-job-configmap", "m"])
-    settings = await read_settings(scene.client, "velero")
-    assert (settings.maintenance, settings.maintenance_config_map) == (MaintenanceSwitch.ON, "m")
-
-
-async def test_each_agent_says_its_version() -> None:
-    scene = UserScene()
-    scene.kube.pages["velero", f"{LEADER_POD}:8085", "/status"] = {"version": "9.9.9"}
-    found = await read_versions(scene.client, "velero")
-    (agent,) = found.agents
-    assert (agent.node, agent.version, agent.ready, found.notes) == ("a_1_b", "9.9.9", False, [])
 
 
 async def test_agents_of_another_program_have_none() -> None:

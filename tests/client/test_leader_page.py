@@ -37,26 +37,23 @@ async def test_the_leader_is_the_agent_on_the_node_of_the_lease(scene: UserScene
     assert NAME in await _ask(scene)
 
 
-_Change = Callable[[UserScene], object]
-_LEASE = "coordination.k8s.io/v1"
+def _hold(scene: UserScene, holder: str) -> None:
+    scene.put("Lease", "node-agent-dispatcher", "coordination.k8s.io/v1", spec={"holderIdentity": holder})
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda scene: scene.put("Lease", "node-agent-dispatcher", _LEASE, spec={"holderIdentity": ""}), "no holder"),
+        (lambda scene: _hold(scene, ""), "no holder"),
         (lambda scene: scene.kube.fail_next("GET", "/leases", 404), "does not exist"),
-        (
-            lambda scene: scene.put("Lease", "node-agent-dispatcher", _LEASE, spec={"holderIdentity": "b_1"}),
-            "held by node b, which has no agent pod",
-        ),
+        (lambda scene: _hold(scene, "b_1"), "held by node b, which has no agent pod"),
         (lambda scene: scene.answer({}, leading=False), f"{LEADER_POD} is not the leader any more"),
         (lambda scene: scene.answer({NAME: {"hold": 1}}), "is of another version"),
     ],
     ids=["released", "no lease", "no pod", "another leads", "another version"],
 )
 async def test_a_leader_that_cannot_be_asked_is_an_error_that_says_why(
-    scene: UserScene, change: _Change, message: str
+    scene: UserScene, change: Callable[[UserScene], object], message: str
 ) -> None:
     change(scene)
     with pytest.raises(LeaderUnavailableError, match=message):

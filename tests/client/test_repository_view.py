@@ -134,21 +134,12 @@ def test_a_hold_or_time_of_a_later_version_is_shown_as_it_is() -> None:
 def test_the_mode_is_what_kopia_has_due_then(next_full: datetime | None, due: datetime | None, mode: str) -> None:
     record = MaintenanceRecord.from_wire({"at": NOON, "nextFull": next_full})
     assert NextMaintenance.of_decision(Decision(due_at=due), record, NOON).mode == mode
-
-
-def test_before_the_first_maintenance_its_mode_is_not_known() -> None:
-    assert NextMaintenance.of_decision(Decision(), MaintenanceRecord(), NOON).mode == ""
+    assert NextMaintenance.of_decision(Decision(due_at=due), MaintenanceRecord(), NOON).mode == "", "none has run"
 
 
 def test_what_is_not_known_makes_no_time_too_late() -> None:
     """Nothing has changed, as the fingerprint of the view says: the leader would wait for a week."""
-    record = MaintenanceRecord(
-        at=NOON - _HOUR,
-        mode=MaintenanceMode.QUICK,
-        next_quick=NOON + _HOUR,
-        next_full=NOON + 9 * _HOUR,
-        fingerprint="same",
-        fulls_since_change=4,
-    )
+    nexts: dict[str, Any] = {"next_quick": NOON + _HOUR, "next_full": NOON + 9 * _HOUR, "fulls_since_change": 4}
+    record = MaintenanceRecord(at=NOON - _HOUR, mode=MaintenanceMode.QUICK, fingerprint="same", **nexts)
     view = MaintenanceView(NOON, NOON, _HOUR, NOON - _HOUR, record=record, fingerprint="same")
     assert compute_next(view).due == NOON + _HOUR
