@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 from typing import Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from core.errors import ConfigError
 
@@ -78,16 +78,11 @@ def _parse_proxy(scheme: str, environment: Mapping[str, str]) -> NextProxy | Non
     if not (text := _variable(name, environment)):
         return None
     try:
-        return _proxy_of(urlsplit(text if "://" in text else f"http://{text}"))
-    except ValueError as e:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        address = parse_address(parts.netloc.rpartition("@")[2], _PORTS[parts.scheme])
+    except (KeyError, ValueError) as e:
         # Not quoted: it may contain a password.
         raise ConfigError(f"{name}: not the URL of a proxy, such as http://proxy.example.com:3128") from e
-
-
-def _proxy_of(parts: SplitResult) -> NextProxy:
-    if not parts.hostname or parts.scheme not in _PORTS:
-        raise ValueError
-    address = Address(parts.hostname, parts.port or _PORTS[parts.scheme])
     return NextProxy(parts.scheme, address, unquote(parts.username or "") or None, unquote(parts.password or ""))
 
 
@@ -108,24 +103,19 @@ def _excludes(entry: str, to: Address) -> bool:
             return ip_address(host) in ip_network(entry, strict=False)
         except ValueError:
             return False
-    name, port = _split_port(entry)
-    if port not in {None, to.port}:
+    # It may be an IPv6 address, with or without brackets.
+    named = Address(entry, to.port)
+    if entry.count(":") == 1 or "]" in entry:
+        with suppress(ValueError):
+            named = parse_address(entry, to.port)
+    if named.port != to.port:
         return False
     try:
-        return ip_address(host) == ip_address(name)
+        return ip_address(host) == ip_address(named.host)
     except ValueError:
-        domain = name.removeprefix("*")
+        domain = named.host.removeprefix("*")
         # A name stands for its subdomains too, one with a leading dot for these alone.
         return host.endswith(domain if domain.startswith(".") else f".{domain}") or host == domain
-
-
-def _split_port(entry: str) -> tuple[str, int | None]:
-    """Return the name and the port of an entry, which may be an IPv6 address with or without brackets."""
-    try:
-        parts = urlsplit(f"//{entry}")
-        return (parts.hostname or entry, parts.port) if entry.count(":") == 1 or "]" in entry else (entry, None)
-    except ValueError:
-        return entry, None
 
 
 _CONNECT_SECONDS: Final = 30.0
