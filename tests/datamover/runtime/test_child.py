@@ -5,19 +5,28 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from core.contract import VolumeMode
 from core.errors import DataPathError
-from datamover.runtime.child import ChildCommand, ChildExit, ChildFiles, kill_children, run_child
+from datamover.data_path.restore import RestoreParameters, restore
+from datamover.data_path.run import DataPath
+from datamover.kopia.process import KopiaAnswer
+from datamover.kopia.repository import Repository
+from datamover.runtime.child import ChildCommand, ChildExit, ChildFiles, kill_children, run_child, sync_file_system
+from datamover.runtime.work_dir import open_root
+from tests.datamover.support.data_paths import back_up_volume, restore_data_path, restore_parameters
+from tests.datamover.support.loopdevice import make_ext4, mounted_image
+from tests.datamover.support.mounts import mounted
 
 pytestmark = pytest.mark.processes
 
 
-def _shell(script: str, stdin_fd: int | None = None, stdout_fd: int | None = None) -> ChildCommand:
-    return ChildCommand(["sh", "-c", script], {"PATH": os.environ["PATH"]}, ChildFiles(stdin_fd, stdout_fd))
+def _shell(script: str, files: ChildFiles | None = None) -> ChildCommand:
+    return ChildCommand(["sh", "-c", script], {"PATH": os.environ["PATH"]}, files or ChildFiles())
 
 
 async def _start(script: str = "echo $$ >&2; exec sleep 1000") -> "tuple[asyncio.Task[ChildExit], int]":
@@ -52,22 +61,13 @@ async def test_output_and_exit_code_are_returned_and_lines_end_at_carriage_retur
 async def test_large_output_on_both_pipes_does_not_block() -> None:
     lines: list[str] = []
     end = await run_child(_shell("for p in 1 2; do head -c 3000000 /dev/zero | tr '\\0' 'x' >&$p; done"), lines.append)
-    assert len(end.output) == 3_000_000
-    assert sum(map(len, lines)) == 3_000_000
-
-
-async def test_standard_input_and_output_may_be_open_files(tmp_path: Path) -> None:
-    (tmp_path / "in").write_text("from a file")
-    with (tmp_path / "in").open() as given, (tmp_path / "out").open("w") as output:
-        await run_child(_shell("cat", stdin_fd=given.fileno(), stdout_fd=output.fileno()), print)
-    assert (tmp_path / "out").read_text() == "from a file"
+    assert len(end.output) == sum(map(len, lines)) == 3_000_000
 
 
 async def test_a_child_that_is_asked_to_end_gets_sigterm_and_its_output_is_returned() -> None:
     terminate = asyncio.Event()
     script = "trap 'echo asked; exit 3' TERM; echo started >&2; while :; do :; done"
-    command = replace(_shell(script), files=ChildFiles(terminate=terminate))
-    end = await run_child(command, lambda _: terminate.set())
+    end = await run_child(_shell(script, ChildFiles(terminate=terminate)), lambda _: terminate.set())
     assert (end.exit_code, end.output) == (3, b"asked\n")
 
 
@@ -82,7 +82,7 @@ async def test_the_exit_code_of_a_child_that_has_just_ended_by_itself_is_kept(mo
         return wait(pid, options)
 
     monkeypatch.setattr(os, "waitpid", wait_late)
-    command = replace(_shell("echo ended >&2; exit 3"), files=ChildFiles(terminate=terminate))
+    command = _shell("echo ended >&2; exit 3", ChildFiles(terminate=terminate))
 
     def terminate_later(_: str) -> None:
         asyncio.get_running_loop().call_later(0.2, terminate.set)
@@ -144,3 +144,92 @@ async def test_the_child_is_killed_with_its_owner() -> None:
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     _wait_gone(child)
+
+
+def _put_sync(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the program that syncs by a script."""
+    monkeypatch.setattr("datamover.runtime.child._SYNC", ("/bin/sh", "-c", script))
+
+
+@pytest.fixture(params=list(VolumeMode), ids=str)
+async def wanted(request: pytest.FixtureRequest, mover_repository: Repository, tmp_path: Path) -> RestoreParameters:
+    """The parameters of a restore of what was backed up."""
+    volume, target, mode = tmp_path / "volume", tmp_path / "target", request.param
+    if mode is VolumeMode.BLOCK:
+        volume.write_bytes(b"x" * 100_000)
+        target.write_bytes(bytes(100_000))
+    else:
+        volume.mkdir()
+    return restore_parameters(
+        (await back_up_volume(mover_repository, volume, mode=mode)).snapshot_id, target, mode=mode
+    )
+
+
+async def test_a_restore_is_not_complete_before_its_data_is_on_the_disk(
+    mover_repository: Repository, wanted: RestoreParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "held")
+    _put_sync(f"touch {tmp_path}/started; read line <{tmp_path}/held", monkeypatch)
+    running = asyncio.create_task(restore(mover_repository, wanted, restore_data_path()))
+    async with asyncio.timeout(30):
+        while not (tmp_path / "started").exists():
+            await asyncio.sleep(0.01)
+    assert wanted.target.exists()
+    assert not running.done()
+    # The script reads from it, so this opens immediately.
+    (tmp_path / "held").write_text("go on\n")
+    await running
+
+
+async def test_a_restore_fails_for_an_error_of_the_disk(
+    mover_repository: Repository, wanted: RestoreParameters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _put_sync("echo 'Input/output error' >&2; exit 1", monkeypatch)
+    with pytest.raises(DataPathError, match=r"cannot write restored data of .*target to the disk: Input/output error$"):
+        await restore(mover_repository, wanted, restore_data_path())
+
+
+async def test_a_sync_that_was_killed_fails_the_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _put_sync("kill -9 $$", monkeypatch)
+    with open_root(tmp_path) as fd, pytest.raises(DataPathError, match=r"its child exited with code -9$"):
+        await sync_file_system(fd, tmp_path)
+
+
+async def test_a_disk_error_that_another_program_was_told_is_told_again(tmp_path: Path) -> None:
+    """The disk is larger than what it is kept in."""
+    with mounted(tmp_path / "small", "size=2m") as small:
+        image = small / "image"
+        make_ext4(image, 64 << 20, "-O", "^has_journal")
+        with mounted_image(image, tmp_path / "volume") as volume, open_root(volume) as held, open_root(volume) as other:
+            (volume / "file").write_bytes(os.urandom(4 << 20))
+            with pytest.raises(DataPathError, match="cannot write restored data of"):
+                await sync_file_system(other, volume)
+            with open_root(volume) as opened_later:
+                await sync_file_system(opened_later, volume)
+            with pytest.raises(DataPathError, match="cannot write restored data of"):
+                await sync_file_system(held, volume)
+
+
+def _open_on(path: Path) -> set[int]:
+    links = list(Path("/proc/self/fd").iterdir())
+    return {int(link.name) for link in links if link.is_symlink() and link.readlink() == path}
+
+
+async def test_a_restore_syncs_by_a_descriptor_from_before_its_first_write(
+    mover_repository: Repository, wanted: RestoreParameters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, synced, run = set[int](), list[int](), DataPath.run
+
+    async def run_kopia(*arguments: Any, **options: Any) -> KopiaAnswer:
+        before.update(_open_on(wanted.target))
+        return await run(*arguments, **options)
+
+    async def sync(fd: int, _: Path) -> None:
+        synced.append(fd)
+
+    monkeypatch.setattr(DataPath, "run", run_kopia)
+    monkeypatch.setattr("datamover.data_path.restore.sync_file_system", sync)
+    monkeypatch.setattr("datamover.data_path.block.sync_device", sync)
+    await restore(mover_repository, wanted, restore_data_path())
+    assert len(synced) == 1
+    assert before.issuperset(synced)

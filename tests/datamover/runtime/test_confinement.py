@@ -42,18 +42,14 @@ def test_the_means_in_force_are_named(means: Means, description: str | None, cap
         assert caplog.messages == ["kopia cannot be confined to its volume: no Landlock (x), and no chroot"]
 
 
-_NOTHING = Means(missing="Function not implemented")
-
-
-def test_without_means_root_fails_and_an_ordinary_user_continues_unconfined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_means_root_fails_and_a_user_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = Means(missing="Function not implemented")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     message = r"^cannot confine kopia to its volume: no Landlock \(Function not implemented\), and no chroot: "
-    with pytest.raises(DataPathError, match=message), confine(Path("/bin/true"), Bounds(), _NOTHING, tmp_path):
+    with pytest.raises(DataPathError, match=message), confine(Path("/bin/true"), Bounds(), nothing, tmp_path):
         pass
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with confine(Path("/bin/true"), Bounds(), _NOTHING, tmp_path) as confinement:
+    with confine(Path("/bin/true"), Bounds(), nothing, tmp_path) as confinement:
         assert confinement is None
 
 
@@ -82,9 +78,7 @@ def test_a_child_that_need_not_flush_leaves_it_out_by_any_means(name: str, volum
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", list(MEANS))
-async def test_a_confined_program_starts_and_leaves_nothing(
-    name: str, kopia_program: Path, volume: Path, home: Path
-) -> None:
+async def test_a_confined_program_leaves_nothing(name: str, kopia_program: Path, volume: Path, home: Path) -> None:
     for _ in range(2):
         with confine(kopia_program, Bounds(volume, read=(volume,), write=(home,)), MEANS[name](), home) as confinement:
             command = ChildCommand([str(kopia_program), "--version"], {"HOME": str(home)}, confinement=confinement)

@@ -7,33 +7,16 @@ from pathlib import Path
 import pytest
 
 from core.errors import DataPathError
-from datamover.pod.device_files import DeviceFiles
 from datamover.runtime import lazy_file
 from datamover.runtime.lazy_file import LazyFile
-from datamover.runtime.sandbox import Step
 from tests.datamover.support.disks import make_disk, opened_disk, read_file
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_disk(tmp_path_factory.mktemp("disk"))
-
-
-@pytest.fixture
-def disk(made: tuple[Path, Path]) -> Path:
-    return made[1]
-
-
-def _break(files: DeviceFiles, error: type[Exception]) -> None:
-    """Let nothing more be fetched, and forget what has been."""
-
-    async def fail(first: int, count: int) -> None:
-        raise error(f"blocks {first} and {count} more are gone")
-
-    files.debugfs._image.fetch = fail
-    files.debugfs._image._fetched.clear()
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_disk(tmp_path_factory.mktemp("disk"))[1]
 
 
 async def test_only_what_is_read_is_fetched(disk: Path, tmp_path: Path) -> None:
@@ -41,27 +24,6 @@ async def test_only_what_is_read_is_fetched(disk: Path, tmp_path: Path) -> None:
         assert await read_file(files, "small") == b"one"
         assert 0 < len(set(fetched)) < 8
         assert (tmp_path / "look" / "device" / "image").stat().st_blocks * 512 < 8 << 20
-
-
-async def test_what_was_read_makes_room_for_what_is_read(
-    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lazy_file, "_KEPT_BLOCKS", 2)
-    source, disk = made
-    async with opened_disk(disk, tmp_path / "look") as (files, fetched):
-        for _ in range(2):
-            assert await read_file(files, "small") == b"one"
-            listed = await files.list(await files.find("sub"))
-            assert {one.name for one in listed} == {one.name for one in (source / "sub").iterdir()}
-        assert len(fetched) > len(set(fetched))
-        assert (tmp_path / "look" / "device" / "image").stat().st_blocks * 512 <= 2 << 20
-
-
-async def test_a_block_that_cannot_be_fetched_is_the_cause(disk: Path, tmp_path: Path) -> None:
-    async with opened_disk(disk, tmp_path / "look") as (files, _):
-        _break(files, DataPathError)
-        with pytest.raises(DataPathError, match=r"blocks \d+ and 1 more are gone"):
-            await files.find("sub/deep/link")
 
 
 async def test_more_than_is_kept_is_not_read_at_once(tmp_path: Path) -> None:
@@ -76,34 +38,23 @@ async def test_more_than_is_kept_is_not_read_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "error"),
+    ("name", "replaced", "error"),
     [
-        ([], "cannot be read on this architecture"),
-        ([("seccomp with a listener", lambda: -1)], "cannot confine seccomp with a listener: "),
+        ("notify_reads", lambda _: [], "cannot be read on this architecture"),
+        ("notify_reads", lambda _: [("seccomp", lambda: -1)], "cannot confine seccomp: "),
+        ("_CONTINUE", 1 << 20, r"older than Linux 5\.5"),
     ],
-    ids=["architecture", "kernel"],
 )
 async def test_a_machine_that_cannot_do_it_says_so(
-    steps: list[Step], error: str, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, replaced: object, error: str, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lazy_file, "notify_reads", lambda _: steps)
+    monkeypatch.setattr(lazy_file, name, replaced)
     with pytest.raises(DataPathError, match=error):
         async with opened_disk(disk, tmp_path / "look"):
             pass
 
 
-async def test_a_kernel_that_does_not_know_the_answer_is_too_old(
-    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lazy_file, "_CONTINUE", 1 << 20)
-    with pytest.raises(DataPathError, match=r"older than Linux 5\.5"):
-        async with opened_disk(disk, tmp_path / "look"):
-            pass
-
-
-async def test_a_read_that_makes_room_for_itself_gets_all_of_its_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_read_that_makes_room_gets_all_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lazy_file, "_KEPT_BLOCKS", 2)
     with LazyFile.create(tmp_path / "file", 8 << 20) as file:
 
@@ -138,9 +89,13 @@ async def test_little_is_kept_however_much_is_read(tmp_path: Path) -> None:
 
 
 async def test_of_a_file_whose_blocks_cannot_be_fetched_no_zeros_arrive(disk: Path, tmp_path: Path) -> None:
+    async def fail(*_: int) -> None:
+        raise RuntimeError
+
     async with opened_disk(disk, tmp_path / "look") as (files, _):
         large = await files.find("sub/large")
-        _break(files, RuntimeError)
+        files.debugfs._image.fetch = fail
+        files.debugfs._image._fetched.clear()
         ours, theirs = files.open_pipe()
         try:
             with pytest.raises(DataPathError, match="cannot read file large: debugfs: "):

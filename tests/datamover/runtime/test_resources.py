@@ -1,11 +1,11 @@
 import math
+import os
 from pathlib import Path
 
 import pytest
 
 from datamover.data_path.restore import restore_workers
 from datamover.kinds import UploaderSettings
-from datamover.kopia.process import KopiaAnswer
 from datamover.runtime.resources import ResourceLimits, ran_out_of_memory, read_limits
 
 _MIB = 1 << 20
@@ -24,47 +24,30 @@ def _files(root: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("files", "memory"),
+    ("files", "memory", "cpus"),
     [
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "268435456\n"}, 268435456),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "268435456\n"}, 268435456, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, None, None),
         (
             {
-                "proc/self/cgroup": "9:memory:/kubepods/pod1\n",
+                "proc/self/cgroup": "9:memory:/kubepods/pod1\n3:cpu,cpuacct:/x\n",
                 "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
                 "sys/fs/cgroup/memory/kubepods/pod1/memory.limit_in_bytes": "1073741824\n",
+                "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "100000\n",
+                "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n",
             },
             1073741824,
+            1,
         ),
-        (
-            {
-                "proc/self/cgroup": "9:memory:/kubepods/pod1\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "536870912\n",
-            },
-            536870912,
-        ),
-        ({}, None),
+        ({"proc/self/cgroup": "9:memory:/x\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "5\n"}, 5, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, None, 1),
+        ({}, None, None),
     ],
-    ids=["v2", "v2 without limit", "v1 on the host", "v1 in a container", "nothing to read"],
+    ids=["v2", "v2 without limit", "v1 on the host", "v1 in a container", "CPUs", "nothing to read"],
 )
-def test_the_memory_limit_is_read(tmp_path: Path, files: dict[str, str], memory: int | None) -> None:
-    assert read_limits(_files(tmp_path, files)).memory_bytes == memory
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"},
-        {
-            "proc/self/cgroup": "3:cpu,cpuacct:/x\n",
-            "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "100000\n",
-            "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n",
-        },
-    ],
-    ids=["v2", "v1"],
-)
-def test_cpus_are_limited_by_the_cgroup(tmp_path: Path, files: dict[str, str]) -> None:
-    assert read_limits(_files(tmp_path, files)).cpus == 1
+def test_limits_are_read(tmp_path: Path, files: dict[str, str], memory: int | None, cpus: int | None) -> None:
+    found = read_limits(_files(tmp_path, files))
+    assert (found.memory_bytes, found.cpus) == (memory, cpus or len(os.sched_getaffinity(0)))
 
 
 @pytest.mark.parametrize(
@@ -73,6 +56,7 @@ def test_cpus_are_limited_by_the_cgroup(tmp_path: Path, files: dict[str, str]) -
 )
 def test_soft_limit_follows_the_memory_limit(limit_mib: int | None, soft: str) -> None:
     assert _limits(4, limit_mib).go_settings({}) == {"GOGC": "50", "GOMEMLIMIT": soft}
+    assert _limits(4, limit_mib).go_settings({"GOGC": "100", "GOMEMLIMIT": "1GiB"}) == {}
 
 
 @pytest.mark.parametrize(
@@ -98,9 +82,7 @@ def test_the_memory_of_a_restore_is_bounded_by_its_workers(limit_mib: int | None
         (2, 4096, math.inf, 138.6),
     ],
 )
-def test_an_index_is_written_before_tiny_files_take_the_memory(
-    cpus: int, limit_mib: int | None, files: float, seconds: float
-) -> None:
+def test_an_index_is_written_before_memory_ends(cpus: int, limit_mib: int | None, files: float, seconds: float) -> None:
     assert _limits(cpus, limit_mib).index_seconds(files) == pytest.approx(seconds, abs=0.1)
 
 
@@ -109,19 +91,10 @@ def test_kopia_keeps_the_entries_of_a_restore(limit_mib: int | None, entries: in
     assert _limits(4, limit_mib).fitting_entries == entries
 
 
-def test_settings_in_the_environment_are_kept() -> None:
-    own = {"GOGC": "100", "GOMEMLIMIT": "1GiB"}
-    assert ResourceLimits(4).go_settings(own) == {}
-    assert _limits(4, 256).maintenance_settings(own) == {}
-
-
-@pytest.mark.parametrize(
-    ("limit_mib", "settings"),
-    [(None, {"GOGC": "50"}), (256, {"GOGC": "50", "GOMEMLIMIT": "179MiB"})],
-    ids=["no limit", "limit"],
-)
-def test_maintenance_uses_most_of_the_memory(limit_mib: int | None, settings: dict[str, str]) -> None:
-    assert _limits(4, limit_mib).maintenance_settings({}) == settings
+@pytest.mark.parametrize(("limit_mib", "soft"), [(None, {}), (256, {"GOMEMLIMIT": "179MiB"})])
+def test_maintenance_uses_most_of_the_memory(limit_mib: int | None, soft: dict[str, str]) -> None:
+    assert _limits(4, limit_mib).maintenance_settings({}) == {"GOGC": "50", **soft}
+    assert _limits(4, limit_mib).maintenance_settings({"GOGC": "100", "GOMEMLIMIT": "1GiB"}) == {}
 
 
 @pytest.mark.parametrize(
@@ -136,36 +109,23 @@ def test_configured_workers_are_used_with_a_warning_when_memory_is_too_small(cap
     assert "ParallelFilesDownload=10" in caplog.text
 
 
-_V1_EVENTS = "memory/memory.oom_control"
-
-
 @pytest.mark.parametrize(
     ("file", "text", "ran_out"),
     [
         ("memory.events", "low 0\noom 1\noom_kill 1\n", True),
         ("memory.events", "low 0\noom 3\noom_kill 0\n", False),
-        (_V1_EVENTS, "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", True),
-        (_V1_EVENTS, "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n", False),
+        ("memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", True),
         ("another", "", False),
     ],
-    ids=["v2", "v2, none", "v1", "v1, none", "nothing is known"],
+    ids=["v2", "v2, none", "v1", "nothing is known"],
 )
 def test_a_kill_for_lack_of_memory_is_detected(tmp_path: Path, file: str, text: str, ran_out: bool) -> None:
     assert ran_out_of_memory(_files(tmp_path, {f"sys/fs/cgroup/{file}": text})) is ran_out
 
 
-def test_a_kopia_that_ran_out_of_memory_is_reported_so() -> None:
-    answer = KopiaAnswer("upload", -9, b"", out_of_memory=True)
-    assert str(answer.error()).startswith("upload: kopia was killed by the node's kernel: out of memory")
-    assert "memory" not in str(KopiaAnswer("upload", -9, b"").error())
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.0049])
-@pytest.mark.parametrize("limit_mib", [None, 128, 256, 512, 4096])
-@pytest.mark.parametrize("cpus", [1, 2, 4, 16])
-def test_a_storage_that_is_near_changes_nothing(cpus: int, limit_mib: int | None, seconds: float) -> None:
-    limits = _limits(cpus, limit_mib)
-    assert limits.adapted_restore_workers(seconds, 10_000) == limits.restore_workers
+@pytest.mark.parametrize("limits", [_limits(1, 128), _limits(2, None), _limits(16, 4096)], ids=str)
+def test_a_storage_that_is_near_changes_nothing(limits: ResourceLimits) -> None:
+    assert limits.adapted_restore_workers(0.0049, 10_000) == limits.restore_workers
 
 
 @pytest.mark.parametrize(
@@ -183,43 +143,34 @@ def test_a_storage_that_is_near_changes_nothing(cpus: int, limit_mib: int | None
         pytest.param(2, 30.0, 10_000, 64, id="never more"),
     ],
 )
-def test_a_restore_has_as_many_workers_as_keep_the_cpus_busy(
-    cpus: int, seconds: float, file_bytes: int, workers: int
-) -> None:
+def test_as_many_workers_as_keep_the_cpus_busy(cpus: int, seconds: float, file_bytes: int, workers: int) -> None:
     assert _limits(cpus, None).adapted_restore_workers(seconds, file_bytes) == workers
 
 
 @pytest.mark.parametrize(
-    ("limit_mib", "workers"), [(128, 1), (256, 3), (280, 4), (305, 6), (512, 22), (1024, 62), (2048, 64), (None, 64)]
-)
-def test_a_memory_limit_bounds_the_workers_of_a_restore(limit_mib: int | None, workers: int) -> None:
-    assert _limits(2, limit_mib).adapted_restore_workers(0.042, 10_000) == workers
-
-
-@pytest.mark.parametrize(
-    ("cpus", "limit_mib", "packs", "workers"),
+    ("cpus", "limit_mib", "packs", "without", "workers"),
     [
-        (1, None, 1, 51),
-        (2, None, 2, 64),
-        (16, None, 4, 64),
-        (2, 100, 0, 1),
-        (2, 305, 0, 6),
-        (2, 330, 1, 4),
-        (2, 512, 2, 14),
+        (1, None, 1, 51, 51),
+        (2, None, 2, 64, 64),
+        (16, None, 4, 64, 64),
+        (2, 100, 0, 1, 1),
+        (2, 280, 0, 4, 4),
+        (2, 305, 0, 6, 6),
+        (2, 330, 1, 8, 4),
+        (2, 512, 2, 22, 14),
+        (2, 1024, 2, 62, 54),
     ],
 )
-def test_packs_that_are_fetched_take_memory_from_workers(
-    cpus: int, limit_mib: int | None, packs: int, workers: int
+def test_a_memory_limit_bounds_the_workers(
+    cpus: int, limit_mib: int | None, packs: int, without: int, workers: int
 ) -> None:
     limits = _limits(cpus, limit_mib)
-    assert (limits.restore_packs, limits.adapted_restore_workers(0.042, 10_000, packs)) == (packs, workers)
+    found = [limits.adapted_restore_workers(0.042, 10_000, fetched) for fetched in (0, packs)]
+    assert (limits.restore_packs, found) == (packs, [without, workers])
 
 
 @pytest.mark.parametrize(
-    ("cpus", "limit_mib", "workers"),
-    [(1, None, 2), (2, None, 3), (16, None, 17), (2, 304, 2), (2, 305, 3)],
+    ("cpus", "limit_mib", "workers"), [(1, None, 2), (2, None, 3), (16, None, 17), (2, 304, 2), (2, 305, 3)]
 )
-def test_a_backup_reads_one_more_file_while_packs_are_on_their_way(
-    cpus: int, limit_mib: int | None, workers: int
-) -> None:
+def test_a_backup_reads_one_more_file_while_packs_are_sent(cpus: int, limit_mib: int | None, workers: int) -> None:
     assert _limits(cpus, limit_mib).backup_workers == workers
