@@ -60,11 +60,6 @@ async def test_a_schedule_of_ours_expects_backups_of_what_it_chooses(words: list
     assert {name for name, by in found.items() if by == "schedule night"} == chosen
 
 
-async def test_a_schedule_of_velero_expects_backups() -> None:
-    kube = a_kube(a_server(), a_schedule("night", includedNamespaces=["app"], snapshotMoveData=True))
-    assert await expected(kube) == {"data": "Schedule night", "logs": "Schedule night"}
-
-
 async def test_the_last_run_of_schedules_is_read() -> None:
     ran = "2026-11-20T02:00:00Z"
     ours = a_cron_job("night", "--pvc=app/data") | {"status": {"lastScheduleTime": ran}}

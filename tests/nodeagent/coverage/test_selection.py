@@ -87,7 +87,6 @@ FS_APP = {key: method for key, method in FS_ALL.items() if key.startswith("app/"
     [
         # pkg/util/collections: TestShouldInclude, TestExpandIncludesExcludes, TestResolveNamespaceList.
         pytest.param({}, ALL_MOVED, id="all namespaces, but not one with the label"),
-        pytest.param({"includedNamespaces": ["app"]}, APP, id="one namespace"),
         pytest.param({"includedNamespaces": ["app*"]}, APP | {"app-test/data": MOVED}, id="a pattern"),
         pytest.param({"excludedNamespaces": ["app*", "off"]}, {"db/main": FS, "db/wal": MOVED}, id="only excluded"),
         pytest.param({"includedNamespaces": ["off"]}, {}, id="the label of a namespace wins"),
@@ -96,7 +95,6 @@ FS_APP = {key: method for key, method in FS_ALL.items() if key.startswith("app/"
         pytest.param({"includedResources": ["pvc"]}, ALL_MOVED | {"db/main": NONE}, id="a short name, no pods"),
         pytest.param({"includedResources": ["PersistentVolumeClaims", "Pods"]}, ALL_MOVED, id="other letters"),
         pytest.param({"excludedResources": ["persistentvolumeclaims"]}, {}, id="PVCs excluded, so no fs-backup"),
-        pytest.param({"excludedNamespaceScopedResources": ["*"]}, {}, id="a newer one is not"),
         pytest.param({"includedNamespaceScopedResources": ["persistentvolumeclaim", "pods"]}, ALL_MOVED, id="singular"),
         # pkg/backup: TestBackupItemCollection, pkg/itemblock/actions.
         pytest.param(WEB, {"app/data": MOVED, "app/share": NONE}, id="a pod brings its PVCs"),
@@ -124,7 +122,6 @@ def test_volumes_that_a_schedule_selects(template: JsonDict, expected: dict[str,
         # internal/volumehelper: TestVolumeHelperImpl_ShouldPerformSnapshot, …_ShouldPerformFSBackup.
         pytest.param({}, SNAPSHOTS, id="snapshots that stay"),
         pytest.param({"snapshotVolumes": False}, dict.fromkeys(ALL_MOVED, NONE) | {"db/main": FS}, id="no snapshots"),
-        pytest.param(MOVE | {"snapshotVolumes": True}, ALL_MOVED, id="moved"),
         pytest.param(
             OPT_OUT,
             FS_ALL | {"app-test/data": SNAPSHOT, "db/wal": SNAPSHOT},
@@ -143,15 +140,6 @@ def test_volumes_that_a_schedule_selects(template: JsonDict, expected: dict[str,
 )
 def test_the_method_that_a_schedule_uses(template: JsonDict, expected: dict[str, BackupMethod]) -> None:
     assert selected(template) == expected
-
-
-def test_the_server_decides_what_a_schedule_leaves_open() -> None:
-    assert selected({}, defaults=ServerDefaults(move_data=True)) == ALL_MOVED
-    only_app = {"includedNamespaces": ["app"]}
-    assert selected(only_app, defaults=ServerDefaults(fs_backup=True)) == FS_APP
-    assert selected(only_app | {"defaultVolumesToFsBackup": False}, defaults=ServerDefaults(fs_backup=True)) == {
-        key: SNAPSHOTS[key] for key in APP
-    }
 
 
 @pytest.mark.parametrize(
@@ -181,18 +169,23 @@ def test_volume_policies_come_before_all_else(rules: Any, expected: dict[str, Ba
 
 def test_a_policy_may_leave_pvcs_out() -> None:
     """Source: CombineWithPolicy in pkg/util/collections/includes_excludes.go."""
-    more = {"includeExcludePolicy": "{excludedNamespaceScopedResources: [pvc]}"}
-    assert selected(MOVE, policies(({}, "snapshot"), **more)) == {}
+    text = policies(({}, "snapshot"), includeExcludePolicy="{excludedNamespaceScopedResources: [pvc]}")
+    assert selected(MOVE, text) == {}
     chosen = {"includedNamespaceScopedResources": ["pvc"], "includedNamespaces": ["app"]}
-    assert selected(MOVE | chosen, policies(({}, "snapshot"), **more)) == dict.fromkeys(APP, MOVED) | {
-        "app/share": NONE
+    assert selected(MOVE | chosen, text) == dict.fromkeys(APP, MOVED) | {"app/share": NONE}
+
+
+def test_the_server_decides_what_a_schedule_leaves_open() -> None:
+    only_app = {"includedNamespaces": ["app"]}
+    assert selected({}, defaults=ServerDefaults(move_data=True)) == ALL_MOVED
+    by_files = ServerDefaults(fs_backup=True)
+    assert selected(only_app, defaults=by_files) == FS_APP
+    assert selected(only_app | {"defaultVolumesToFsBackup": False}, defaults=by_files) == {
+        key: SNAPSHOTS[key] for key in APP
     }
-
-
-def test_global_policies_follow_those_of_the_schedule() -> None:
-    everywhere = ServerDefaults(policies=parse_policies({"p": policies(({}, "skip"))}))
-    own = policies(({"storageClass": ["slow"]}, "snapshot"))
-    found = selected(MOVE | {"includedNamespaces": ["app"]}, own, everywhere)
+    # Its policies follow those of the schedule.
+    skipping = ServerDefaults(policies=parse_policies({"p": policies(({}, "skip"))}))
+    found = selected(MOVE | only_app, policies(({"storageClass": ["slow"]}, "snapshot")), skipping)
     assert found == dict.fromkeys(APP, SKIPPED) | {"app/logs": MOVED}
 
 
@@ -239,7 +232,6 @@ def test_fs_backup_needs_a_running_pod_that_mounts_the_volume(pod: JsonDict) -> 
         # pkg/util/collections: TestValidateNamespaceIncludesExcludes; pkg/controller: TestBackupValidationFailed.
         ({"includedNamespaces": ["*", "app"]}, "has * beside others"),
         ({"includedNamespaces": ["a|b"]}, "no name or pattern"),
-        ({"includedNamespaces": ["a**"]}, "no name or pattern"),
         ({"includedNamespaces": ["a["]}, "no name or pattern"),
         ({"includedNamespaces": ["app"], "excludedNamespaces": ["app"]}, "included and excluded"),
         ({"excludedNamespaces": ["*"]}, "all namespaces"),
@@ -272,14 +264,12 @@ LABELS = {"tier": "web", "env": "prod", "empty": ""}
     ("text", "expected"),
     [
         ("", True),
-        ("tier=web", True),
         ("tier==web,env=prod", True),
         ("tier=db", False),
         ("tier!=db", True),
         ("other!=x", True),
         ("tier!=web", False),
         ("tier in (web, db)", True),
-        ("tier in (db),env=prod", False),
         ("tier notin (web)", False),
         ("other notin (web)", True),
         ("tier", True),
@@ -306,21 +296,16 @@ def test_text_that_is_no_label_selector(text: str) -> None:
         # Velero, pkg/util/collections/includes_excludes_test.go, TestShouldInclude.
         ([], [], "foo", True),
         (["*"], [], "foo", True),
-        (["foo", "bar", "baz"], [], "foo", True),
         (["foo", "baz"], [], "bar", False),
-        (["*"], ["foo"], "foo", False),
         (["*"], ["foo"], "bar", True),
         (["foo"], ["foo"], "foo", False),
         (["*.bar"], [], "foo.bar", True),
-        (["*.bar"], [], "bar.foo", False),
         (["*"], ["*.bar"], "foo.bar", False),
-        (["*"], ["*.bar"], "bar.foo", True),
         # pkg/util/wildcard/expand_test.go.
         (["ns-[0-9]"], [], "ns-7", True),
         (["ns-[0-9]"], [], "ns-x", False),
         (["test-?"], [], "test-1", True),
         (["test-?"], [], "test-12", False),
-        (["kube-*"], ["kube-system"], "kube-system", False),
     ],
 )
 def test_included_and_excluded_names(included: list[str], excluded: list[str], name: str, expected: bool) -> None:

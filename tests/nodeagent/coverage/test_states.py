@@ -117,18 +117,20 @@ def test_a_volume_is_left_out_whatever_is_expected(more: Any, reason: str) -> No
     assert (found.state, reason in found.reason, found.needs_attention) == (CoverageState.LEFT_OUT, True, False)
 
 
-def test_the_annotation_of_a_tenant_does_not_count_unless_it_is_allowed() -> None:
-    annotations = {OUT: "cache"}
-    found = judged(annotations=annotations, leave_out_namespaces=("db",))
-    assert found.state is CoverageState.NEVER_BACKED_UP
-    assert "does not count: leaveOutNamespaces does not name app" in found.note
-
-
-def test_whether_the_annotation_of_a_tenant_counts_may_not_be_known() -> None:
-    found = judged(annotations={OUT: "cache"}, leave_out_namespaces=None)
-    assert found.state is CoverageState.NEVER_BACKED_UP
-    assert "counts is not known: the configuration cannot be read" in found.note
-    assert judged(leave_out_namespaces=None).note == ""
+@pytest.mark.parametrize(
+    ("namespaces", "note"),
+    [
+        (("db",), "does not count: leaveOutNamespaces does not name app"),
+        (None, "counts is not known: the configuration cannot be read"),
+    ],
+    ids=["elsewhere", "unknown"],
+)
+def test_the_annotation_of_a_tenant_does_not_count_unless_it_is_allowed(
+    namespaces: tuple[str, ...] | None, note: str
+) -> None:
+    found = judged(annotations={OUT: "cache"}, leave_out_namespaces=namespaces)
+    assert (found.state, note in found.note) == (CoverageState.NEVER_BACKED_UP, True)
+    assert judged(leave_out_namespaces=namespaces).note == ""
 
 
 def test_plans_share_what_the_same_schedules_do_and_keep_no_choices() -> None:
@@ -210,34 +212,16 @@ def test_a_volume_without_an_expected_backup_says_when_its_schedule_ran(ran: Seq
     assert "run" not in judged(copy(HOUR), sources=sources).reason
 
 
-def test_a_volume_of_a_pod_may_be_older_than_the_pod() -> None:
+def test_pvcs_without_a_volume_are_none_and_volumes_of_pods_are_and_may_be_older_than_their_pods() -> None:
     key = ("app", "web-0:share")
-    cluster = a_cluster(a_pod("web-0", volumes=[{"name": "share", "nfs": {}}], created="2026-11-21T11:30:00Z"))
-    plans = plan_volumes(cluster, [BackupSource("Schedule night", DAY, {key: VolumeChoice(BackupMethod.FS_BACKUP)})])
-    done = CompletedBackup(key, NOW - HOUR, "PodVolumeBackup velero/b", complete=True)
-    assert build_coverage(plans, [done], NOW).volumes[0].state is CoverageState.PROTECTED
-
-
-def test_pvcs_without_a_volume_are_none_and_volumes_of_pods_are() -> None:
-    cluster = a_cluster(
-        a_claim("data"), a_claim("new", phase="Pending"), a_pod("web-0", volumes=[{"name": "tmp", "emptyDir": {}}])
-    )
-    choices = {
-        ("app", "web-0:tmp"): VolumeChoice(BackupMethod.FS_BACKUP),
-        ("app", "gone"): VolumeChoice(BackupMethod.MOVED),
-    }
+    pod = a_pod("web-0", volumes=[{"name": "share", "nfs": {}}], created="2026-11-21T11:30:00Z")
+    choices = {key: VolumeChoice(BackupMethod.FS_BACKUP), ("app", "gone"): VolumeChoice(BackupMethod.MOVED)}
+    cluster = a_cluster(a_claim("data"), a_claim("new", phase="Pending"), pod)
     plans = plan_volumes(cluster, [BackupSource("Schedule night", DAY, choices)])
-    assert [plan.key for plan in plans] == [KEY, ("app", "web-0:tmp")]
-    assert plans[1].created == datetime(2026, 11, 1, tzinfo=UTC)
-
-
-def states(**counts: int) -> Coverage:
-    volumes = [
-        VolumeCoverage(namespace="app", volume=f"{state}-{number}", state=CoverageState(state), reason="")
-        for state, count in counts.items()
-        for number in range(count)
-    ]
-    return Coverage(volumes=tuple(volumes))
+    assert [plan.key for plan in plans] == [KEY, key]
+    assert plans[1].created == NOW - HOUR / 2
+    done = CompletedBackup(key, NOW - HOUR, "PodVolumeBackup velero/b", complete=True)
+    assert build_coverage(plans[1:], [done], NOW).volumes[0].state is CoverageState.PROTECTED
 
 
 @pytest.mark.parametrize(
@@ -247,12 +231,13 @@ def states(**counts: int) -> Coverage:
         ({"left-out": 1}, "no volumes; 1 left out on purpose"),
         ({"protected": 1}, "1 of 1 volume protected"),
         ({"protected": 38, "stale": 1, "never-backed-up": 1}, "38 of 40 volumes protected; 1 never backed up, 1 stale"),
-        ({"protected": 2, "left-out": 3}, "2 of 2 volumes protected; 3 left out on purpose"),
-        ({"failing": 1, "snapshot-only": 2}, "0 of 3 volumes protected; 1 failing, 2 snapshot only"),
+        ({"failing": 3, "left-out": 3}, "0 of 3 volumes protected; 3 failing; 3 left out on purpose"),
     ],
 )
 def test_the_sentence_about_all_volumes(counts: dict[str, int], sentence: str) -> None:
-    assert states(**counts).sentence == sentence
+    states = [CoverageState(state) for state, number in counts.items() for _ in range(number)]
+    volumes = [VolumeCoverage(namespace="app", volume="data", state=state, reason="") for state in states]
+    assert Coverage(volumes=tuple(volumes)).sentence == sentence
 
 
 def test_what_needs_attention_comes_first() -> None:
