@@ -60,10 +60,6 @@ def entry(result: MaintenanceOutcome | None, hours_ago: float) -> MaintenanceEnt
     return MaintenanceEntry(result=result, start_timestamp=start, complete_timestamp=complete)
 
 
-def test_a_changed_repository_is_maintained_when_it_is_due() -> None:
-    assert decide() == Decision(None, None, NOW - 2 * HOUR)
-
-
 FORBIDDEN: dict[Hold, dict[str, Any]] = {
     Hold.OFF: {"switch": MaintenanceSwitch.OFF},
     Hold.SERVER: {"server": True},
@@ -135,12 +131,9 @@ def test_a_hold_that_time_ends_says_when() -> None:
     assert decide(record=foreign, now=NOW + DAY).hold is None
     eager = with_record(foreign_at=NOW - 19 * HOUR, full_interval_seconds=21_600.0)
     assert decide(record=eager).hold is None
-
-
-def test_a_repository_that_is_blocked_goes_on_when_its_inputs_change() -> None:
-    record = with_record(blocked_inputs="inputs", last_failure=NOW - 3 * HOUR)
-    assert decide(record=record, entries=failed(3)).hold is Hold.BLOCKED
-    assert decide(record=record, entries=failed(3), inputs="others").hold is None
+    blocked = with_record(blocked_inputs="inputs", last_failure=NOW - 3 * HOUR)
+    assert decide(record=blocked, entries=failed(3)).hold is Hold.BLOCKED
+    assert decide(record=blocked, entries=failed(3), inputs="others").hold is None
 
 
 @pytest.mark.parametrize(
@@ -242,6 +235,17 @@ def test_only_failures_since_the_last_success_count() -> None:
     assert decide(entries=(*failed(9, 8, 7), succeeded)).hold is None
     assert decide(entries=(*failed(9, 8, 7), succeeded, *failed(0))).wait_until == NOW + 5 * MINUTE
     assert decide(entries=(*failed(0), entry(None, 0))).hold is None
+    assert decide(entries=(MaintenanceEntry(result=MaintenanceOutcome.FAILED),)).hold is None
+
+
+def test_a_failed_attempt_is_repeated_also_where_nothing_changes_and_may_be_a_full_one() -> None:
+    decision = decide(entries=failed(1), fingerprint="now")
+    assert (decision.hold, decision.may_be_full) == (None, True)
+    last = NOW - 10 * MINUTE
+    decision = decide(entries=failed(0.1), last_maintenance=last)
+    assert (decision.hold, decision.wait_until) == (Hold.NOT_DUE, last + HOUR)
+    # After an attempt that found a wrong clock, once a frequency.
+    assert decide(entries=failed(0), record=with_record(retry_at_frequency=True)).wait_until == NOW + HOUR
 
 
 def test_the_pause_counts_from_the_end_of_a_long_attempt() -> None:
@@ -249,10 +253,6 @@ def test_the_pause_counts_from_the_end_of_a_long_attempt() -> None:
     assert decide(entries=failed(6), record=record).wait_until == NOW + 5 * MINUTE
     assert decide(entries=failed(6)).hold is None
     assert decide(entries=failed(-1), record=record).wait_until == NOW + 5 * MINUTE
-
-
-def test_failures_without_any_time_do_not_hold() -> None:
-    assert decide(entries=(MaintenanceEntry(result=MaintenanceOutcome.FAILED),)).hold is None
 
 
 _TIMES = ("created_at", "last_maintenance", "entries", "at", "last_full", "last_failure", "foreign_at")
@@ -288,22 +288,6 @@ def test_what_was_due_while_another_cluster_held_it_is_due_when_that_ends() -> N
     )
     assert decide(record=held, last_maintenance=NOW - 4 * DAY, now=NOW - MINUTE).hold is Hold.FOREIGN
     assert decide(record=held, last_maintenance=NOW - 4 * DAY).hold is None
-
-
-def test_a_wrong_clock_is_tried_again_once_a_frequency() -> None:
-    record = with_record(retry_at_frequency=True)
-    assert decide(entries=failed(0), record=record).wait_until == NOW + HOUR
-
-
-def test_a_failed_attempt_is_repeated_also_where_nothing_changes_and_may_be_a_full_one() -> None:
-    decision = decide(entries=failed(1), fingerprint="now")
-    assert (decision.hold, decision.may_be_full) == (None, True)
-
-
-def test_no_attempt_is_earlier_than_a_frequency_after_the_last_success() -> None:
-    last = NOW - 10 * MINUTE
-    decision = decide(entries=failed(0.1), last_maintenance=last)
-    assert (decision.hold, decision.wait_until) == (Hold.NOT_DUE, last + HOUR)
 
 
 NIGHT = Window("0 22 * * *", parse_time_zone("UTC"), 6 * HOUR)
