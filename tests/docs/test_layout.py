@@ -41,6 +41,7 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/leader/maintenance/controller.py": "tests/nodeagent/leader/maintenance/test_steps.py",
     "nodeagent/maintenance/jobs.py": "tests/nodeagent/leader/maintenance/test_steps.py",
     "nodeagent/maintenance/restore_tests.py": "tests/nodeagent/maintenance/test_verification.py",
+    "nodeagent/leader/admission/writer.py": "tests/nodeagent/leader/admission/test_admission_pass.py",
     "nodeagent/node/data_path_steps.py": "tests/nodeagent/flows/test_retries.py",
     "nodeagent/node/expose_steps.py": "tests/nodeagent/node/test_cache.py",
     "nodeagent/node/mover_events.py": "tests/nodeagent/node/test_progress.py",

@@ -1,13 +1,14 @@
 """Unusual New transfers: deleted, copied, raising an unexpected exception; reads that many checks have in common."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from core.kube.client import Selection
-from core.kube.errors import ForbiddenError, MalformedObjectError, UnreachableError
+from core.kube.errors import MalformedObjectError, UnreachableError
 from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
     DATA_UPLOADS,
@@ -19,22 +20,12 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import Request, Response
-from core.models.names import (
-    BLOCK_DATA_MOVER,
-    BLOCK_PREFERRED_ANNOTATION,
-    CONFIG_ANNOTATION,
-    COPIES_ANNOTATION,
-    DATA_MOVER_FINALIZER,
-    FEATURES_ANNOTATION,
-    MOVER_LOST_ANNOTATION,
-    NODE_LABEL,
-    OUTCOME_ANNOTATION,
-)
-from core.models.transfers import DataDownload, PodVolumeBackup, PodVolumeRestore, Transfer
+from core.models import names
+from core.models.transfers import DataDownload, Transfer
 from exposer.model import Pending, Reader
 from nodeagent.leader.admission.examiner import SharedReader
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
-from tests.nodeagent.support.dispatching import RESOURCES, Scene, ScriptedKind, agent_pod, open_scene
+from tests.nodeagent.support.dispatching import Scene, ScriptedKind, agent_pod, open_scene
 from tests.nodeagent.support.transfers import NAMESPACE
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -49,10 +40,6 @@ NOT_READY = Admission(AdmissionState.PENDING, "SnapshotNotReady", "the snapshot 
 LONG_AGO = "2026-11-21T09:00:00Z"
 
 
-async def delete(scene: Scene, name: str) -> None:
-    await scene.client.delete(DATA_UPLOADS, NAMESPACE, name)
-
-
 @pytest.mark.parametrize("why", ["the queue is full", "its snapshot is not ready"])
 async def test_a_pending_transfer_that_is_deleted_leaves_nothing_behind(why: str) -> None:
     """Its source snapshot was created for it alone and must be deleted first."""
@@ -63,24 +50,23 @@ async def test_a_pending_transfer_that_is_deleted_leaves_nothing_behind(why: str
         scene.kind.answers["second"] = NOT_READY
     async with scene.dispatching():
         await scene.until(lambda: scene.message("second") != "", seconds=10)
-        assert scene.transfer("second")["metadata"]["finalizers"] == [DATA_MOVER_FINALIZER]
-        await delete(scene, "second")
+        assert scene.transfer("second")["metadata"]["finalizers"] == [names.DATA_MOVER_FINALIZER]
+        await scene.client.delete(DATA_UPLOADS, NAMESPACE, "second")
         await scene.until(lambda: scene.kind.cleaned == ["second"], seconds=10)
         await scene.until(lambda: scene.phases() == {"first": "Accepted"}, seconds=10)
     assert scene.reasons("second")[-1] == "Canceled"
 
 
-@pytest.mark.parametrize("failures", [0, 1])
 async def test_a_transfer_that_is_deleted_before_it_has_our_finalizer_is_cleaned_up(
-    failures: int, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once it is final, no leader looks at it again."""
+    """Once it is final, no leader looks at it again; a clean-up that fails is repeated before."""
     scene = open_scene("node-a")
-    clean_up, failed = scene.kind.clean_up, iter(range(failures))
+    clean_up, failures = scene.kind.clean_up, [UnreachableError("no answer")]
 
     async def try_to_clean_up(cr: Transfer) -> Pending | None:
-        if next(failed, None) is not None:
-            raise UnreachableError("no answer")
+        if failures:
+            raise failures.pop()
         return await clean_up(cr)
 
     monkeypatch.setattr(scene.kind, "clean_up", try_to_clean_up)
@@ -93,19 +79,15 @@ async def test_a_transfer_that_is_deleted_before_it_has_our_finalizer_is_cleaned
     assert scene.transfer("du")["metadata"]["finalizers"] == ["another/finalizer"]
 
 
-@pytest.mark.parametrize("model", [DataDownload, PodVolumeBackup, PodVolumeRestore])
-async def test_a_cancel_is_honored_at_once_however_long_the_transfer_was_postponed(model: type[Transfer]) -> None:
+async def test_a_cancel_is_honored_at_once_however_long_the_transfer_was_postponed() -> None:
     scene = open_scene("node-a")
-    scene.kind = ScriptedKind(model)
     # A transfer that is woken by its pod is checked once a minute.
-    scene.kind.answers["odd"] = Admission(
-        AdmissionState.PENDING, "Pending", "it is pending", indefinite=True, pod=("app", "writer")
-    )
-    scene.add_kind(model, "odd")
+    scene.kind.answers["odd"] = replace(NOT_READY, pod=("app", "writer"))
+    scene.add("odd")
     async with scene.dispatching():
-        await scene.until(lambda: scene.message("odd") == "it is pending", seconds=10)
+        await scene.until(lambda: scene.message("odd") != "", seconds=10)
         await asyncio.sleep(30)
-        await scene.client.patch(RESOURCES[model], NAMESPACE, "odd", {"spec": {"cancel": True}})
+        await scene.client.patch(DATA_UPLOADS, NAMESPACE, "odd", {"spec": {"cancel": True}})
         await scene.until(lambda: scene.phase("odd") == "Canceled", seconds=2)
 
 
@@ -113,29 +95,33 @@ async def test_an_accepted_transfer_has_no_annotations_of_the_one_it_was_copied_
     """A restore of the agent's namespace recreates transfers without their status, but with their metadata."""
     scene = open_scene("node-a")
     marks = {
-        OUTCOME_ANNOTATION: '{"phase":"Completed","result":{"snapshotID":"of-another"}}',
-        COPIES_ANNOTATION: "Secret/token",
-        MOVER_LOST_ANNOTATION: f'{{"since":"{LONG_AGO}","last":"{LONG_AGO}","times":19}}',
+        names.OUTCOME_ANNOTATION: '{"phase":"Completed","result":{"snapshotID":"of-another"}}',
+        names.COPIES_ANNOTATION: "Secret/token",
+        names.MOVER_LOST_ANNOTATION: f'{{"since":"{LONG_AGO}","last":"{LONG_AGO}","times":19}}',
     }
-    scene.add("du", labels={NODE_LABEL: "long-gone"}, annotations=marks | {"theirs": "stays"})
+    scene.add("du", labels={names.NODE_LABEL: "long-gone"}, annotations=marks | {"theirs": "stays"})
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du") == "Accepted", seconds=10)
     meta = scene.transfer("du")["metadata"]
-    assert (meta["annotations"], meta["labels"][NODE_LABEL]) == ({"theirs": "stays"}, "node-a")
+    assert (meta["annotations"], meta["labels"][names.NODE_LABEL]) == ({"theirs": "stays"}, "node-a")
 
 
 class Faulty(ScriptedKind):
-    """A kind whose check of the transfer `odd` raises an unexpected exception."""
+    """A kind whose check of the transfer `odd` raises an exception."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
 
     async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
         if cr.name == "odd":
-            raise KeyError("metadata")
+            raise self.error
         return await super().check_admission(cr, reader)
 
 
 async def test_an_unexpected_exception_in_one_check_delays_no_other_transfer(caplog: pytest.LogCaptureFixture) -> None:
     scene = open_scene("node-a")
-    scene.kind = Faulty()
+    scene.kind = Faulty(KeyError("metadata"))
     scene.add("odd", queue="a")
     scene.add("sound", queue="b")
     async with scene.dispatching() as dispatcher:
@@ -162,21 +148,14 @@ async def test_a_limit_of_a_reason_is_measured_on_the_clock_of_the_leader() -> N
     assert scene.message("du") == f"could not start within 2m0s: {message}"
 
 
-class MalformedKind(ScriptedKind):
-    """Finds a malformed object at each check."""
-
-    async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
-        raise MalformedObjectError("malformed PersistentVolumeClaim app/data: spec: Expected `object`, got `str`")
-
-
 async def test_a_transfer_with_a_malformed_object_is_pending_for_it_until_the_timeout() -> None:
     scene = open_scene("node-a")
-    scene.kind = MalformedKind()
-    scene.add("du")
+    scene.kind = Faulty(MalformedObjectError("malformed PersistentVolumeClaim app/data: spec: Expected `object`"))
+    scene.add("odd")
     async with scene.dispatching():
-        await scene.until(lambda: "malformed PersistentVolumeClaim app/data" in scene.message("du"), seconds=10)
-        assert scene.reason("du") == "ObjectMalformed"
-        await scene.until(lambda: scene.phase("du") == "Failed", seconds=1900)
+        await scene.until(lambda: "malformed PersistentVolumeClaim app/data" in scene.message("odd"), seconds=10)
+        assert scene.reason("odd") == "ObjectMalformed"
+        await scene.until(lambda: scene.phase("odd") == "Failed", seconds=1900)
 
 
 def put_in_place(scene: Scene, name: str, **meta: Any) -> None:
@@ -189,7 +168,7 @@ async def test_a_restore_in_place_goes_to_an_agent_that_announces_it_alone() -> 
     """An agent of an earlier version would restore into a new volume, and report success."""
     scene = open_scene("node-a")
     scene.kind = ScriptedKind(DataDownload)
-    scene.kube.put(agent_pod("node-a", annotations={CONFIG_ANNOTATION: "abc"}))
+    scene.kube.put(agent_pod("node-a", annotations={names.CONFIG_ANNOTATION: "abc"}))
     put_in_place(scene, "in-place")
     async with scene.dispatching():
         await scene.until(lambda: scene.message("in-place") != "", seconds=10)
@@ -207,8 +186,8 @@ async def test_a_restore_in_place_goes_to_an_agent_that_announces_it_alone() -> 
 async def test_a_restore_in_place_is_reassigned_to_such_an_agent_alone() -> None:
     scene = open_scene("node-b")
     scene.kind = ScriptedKind(DataDownload)
-    scene.kube.put(agent_pod("node-a", annotations={CONFIG_ANNOTATION: "abc"}))
-    put_in_place(scene, "dd", status={"phase": "Accepted"}, labels={NODE_LABEL: "node-gone"})
+    scene.kube.put(agent_pod("node-a", annotations={names.CONFIG_ANNOTATION: "abc"}))
+    put_in_place(scene, "dd", status={"phase": "Accepted"}, labels={names.NODE_LABEL: "node-gone"})
     async with scene.dispatching():
         await scene.until(lambda: scene.label("dd") == "node-b", seconds=60)
 
@@ -217,16 +196,16 @@ async def test_a_restore_in_place_is_reassigned_to_such_an_agent_alone() -> None
 async def test_a_preferred_data_mover_is_written_with_the_accept_if_an_agent_has_it(*, able: bool) -> None:
     """From then on the transfer names the format of its data; without such an agent, nothing is preferred."""
     scene = open_scene("node-a")
-    features = {FEATURES_ANNOTATION: BLOCK_DATA_MOVER} if able else {}
-    scene.kube.put(agent_pod("node-a", annotations={CONFIG_ANNOTATION: "abc", **features}))
-    scene.add("du", annotations={BLOCK_PREFERRED_ANNOTATION: "copied from another transfer"})
-    scene.kind.answers["du"] = Admission(AdmissionState.READY, datamover=BLOCK_DATA_MOVER)
+    features = {names.FEATURES_ANNOTATION: names.BLOCK_DATA_MOVER} if able else {}
+    scene.kube.put(agent_pod("node-a", annotations={names.CONFIG_ANNOTATION: "abc", **features}))
+    scene.add("du", annotations={names.BLOCK_PREFERRED_ANNOTATION: "copied from another transfer"})
+    scene.kind.answers["du"] = Admission(AdmissionState.READY, datamover=names.BLOCK_DATA_MOVER)
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du") == "Accepted", seconds=10)
     stored = scene.transfer("du")
-    assert stored["spec"].get("datamover") == (BLOCK_DATA_MOVER if able else None)
+    assert stored["spec"].get("datamover") == (names.BLOCK_DATA_MOVER if able else None)
     marks = stored["metadata"].get("annotations") or {}
-    assert marks.get(BLOCK_PREFERRED_ANNOTATION) == ("true" if able else None)
+    assert marks.get(names.BLOCK_PREFERRED_ANNOTATION) == ("true" if able else None)
 
 
 _ANSWER_SECONDS = 0.1
@@ -264,48 +243,25 @@ async def _read(reader: SharedReader) -> JsonDict | None:
     return await reader.read(BACKUP_STORAGE_LOCATIONS, "velero", "default")
 
 
-async def test_concurrent_reads_share_one_request(kube: Slow, reader: SharedReader) -> None:
+async def test_an_answer_is_shared_for_a_second_by_all_that_ask(kube: Slow, reader: SharedReader) -> None:
     found = await asyncio.gather(*(_read(reader) for _ in range(20)))
-    assert found == [found[0]] * 20
-    assert found[0] is not None
-    assert kube.asked == [BACKUP_STORAGE_LOCATIONS.path("velero", "default")]
-
-
-async def test_an_answer_is_shared_for_a_second_only(kube: Slow, reader: SharedReader) -> None:
-    asked = []
-    for pause_seconds in (0.0, 0.5, 0.6):
+    assert found == [kube.objects(BACKUP_STORAGE_LOCATIONS)[0]] * 20
+    asked = [len(kube.asked)]
+    for pause_seconds in (0.5, 0.6):
         await asyncio.sleep(pause_seconds)
         await _read(reader)
         asked.append(len(kube.asked))
     assert asked == [1, 1, 2]
 
 
-@pytest.mark.parametrize("resource", [PODS, VOLUME_SNAPSHOTS], ids=lambda resource: resource.kind)
-async def test_pods_and_snapshots_are_not_shared(kube: Slow, reader: SharedReader, resource: Resource) -> None:
-    kube.put_named(resource, "apps", "web")
-    assert None not in [await reader.read(resource, "apps", "web") for _ in range(2)]
-    assert len(kube.asked) == 2
-
-
-async def test_objects_of_one_name_are_distinct(kube: Slow, reader: SharedReader) -> None:
+async def test_other_objects_pods_snapshots_and_what_was_not_found_are_read(kube: Slow, reader: SharedReader) -> None:
     keys = [(SECRETS, "a", "x"), (SECRETS, "b", "x"), (PERSISTENT_VOLUME_CLAIMS, "a", "x"), (SECRETS, "a", "y")]
+    keys += [(resource, "apps", "web") for resource in (PODS, VOLUME_SNAPSHOTS) for _ in range(2)]
+    assert await reader.read(*keys[0]) is None
     for key in keys:
         kube.put_named(*key)
-        await reader.read(*key)
-    assert kube.asked == [resource.path(namespace, name) for resource, namespace, name in keys]
-
-
-async def test_an_object_that_was_not_found_is_read_again(kube: Slow, reader: SharedReader) -> None:
-    assert await reader.read(SECRETS, "a", "x") is None
-    kube.put_named(SECRETS, "a", "x")
-    assert await reader.read(SECRETS, "a", "x") is not None
-
-
-async def test_a_waiting_caller_reads_when_the_first_read_fails(kube: Slow, reader: SharedReader) -> None:
-    kube.fail_next("GET", "/backupstoragelocations/", 403)
-    first, second = await asyncio.gather(*(_read(reader) for _ in range(2)), return_exceptions=True)
-    assert isinstance(first, ForbiddenError)
-    assert isinstance(second, dict)
+        assert await reader.read(*key) is not None
+    assert kube.asked == [resource.path(namespace, name) for resource, namespace, name in [keys[0], *keys]]
 
 
 async def test_a_waiting_caller_reads_when_the_first_read_is_canceled(reader: SharedReader) -> None:

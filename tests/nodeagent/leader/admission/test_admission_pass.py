@@ -1,21 +1,154 @@
-"""The order of the admission queue, in which transfers with reservations are accepted, and what does not delay them."""
+"""Which interrupted transfers begin their next attempt, the order of the admission queue, and what delays no accept."""
 
 import asyncio
-from itertools import zip_longest
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product, zip_longest
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, EVENTS
-from core.models.phases import AttemptStage, Phase, in_order, round_robin
+from core.models.phases import AttemptStage, InterruptionCause, Phase, in_order, round_robin
+from nodeagent.leader.admission.admission_pass import Resumptions, awaited_locations, plan_resumptions
 from nodeagent.leader.admission.writer import QueueView
+from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node, count_idle
 from nodeagent.metrics import Metrics
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import Gate, Scene, entry, is_accept, open_scene
 from tests.support.clock import LoopClock
 from tests.support.tasks import running
+
+AGENTS = {"a": "node-a", "b": "node-b"}
+ANY = (False, True)
+LAST = "begins after another transfer's on node node-a"
+FULL = "is queued before all New transfers: prepareQueueLength (1) reached"
+SILENT = "begins once BackupStorageLocation s3 answers"
+
+
+def waiting(name: str, label: str = "a", *, outage: bool = False, **others: Any) -> Entry:
+    """Return an interrupted transfer whose next attempt may begin."""
+    cause = InterruptionCause.STORAGE_UNAVAILABLE if outage else InterruptionCause.EVICTED
+    found = entry(name, phase=Phase.IN_PROGRESS, node_label=label, location="s3", **others)
+    return replace(found, stage=AttemptStage.READY, interrupted_by=cause)
+
+
+def plan(*entries: Entry, reserved: tuple[str, ...] = (), limit: int | None = 5, answers: bool = True) -> Resumptions:
+    answering = {"s3"} if answers else set[str]()
+    return plan_resumptions(entries, frozenset(reserved), limit=limit, agents=AGENTS, answering=answering)
+
+
+def started(found: Resumptions) -> list[str]:
+    return [one.name for one in found.start]
+
+
+def messages(found: Resumptions) -> dict[str, str]:
+    return {uid: pending.message for uid, pending in found.waiting.items()}
+
+
+def every_case() -> Iterator[tuple[list[Entry], frozenset[str], int | None, bool]]:
+    """Yield every combination of two transfers, their reservations, one that is exposed, quota and storage."""
+    shapes = [
+        {"label": label, "outage": outage, "stop": stop, "bound": bound}
+        for label, outage, stop, bound in product(("a", "gone"), ANY, ANY, ANY)
+    ]
+    for first, second, exposing, held, limit, answers in product(
+        shapes, shapes, ANY, product(ANY, ANY), (None, 0, 1, 2), ANY
+    ):
+        entries = [waiting("old", created="2026-11-21T10:00:00Z", **first), waiting("new", **second)]  # type: ignore[arg-type] # a table
+        reserved = {one.uid for one, has in zip(entries, held, strict=True) if has}
+        if exposing:
+            entries.append(replace(waiting("exposing"), stage=AttemptStage.EXPOSING))
+            reserved.add("exposing")
+        yield entries, frozenset(reserved), limit, answers
+
+
+def test_no_case_exceeds_the_quota_or_begins_two_of_a_node_or_keeps_an_unusable_reservation() -> None:
+    for entries, reserved, limit, answers in every_case():
+        found = plan(*entries, reserved=tuple(reserved), limit=limit, answers=answers)
+        names, released = set(started(found)), {one.name for one in found.release}
+        case = (entries, reserved, limit, answers)
+        if limit is not None:
+            assert len(reserved | names) <= max(limit, len(reserved)), case
+        on_node = [*found.start, *(one for one in entries if one.stage is AttemptStage.EXPOSING)]
+        assert len({one.node_label for one in on_node}) == len(on_node), case
+        assert all(one.node_label in ("a" if one.bound else AGENTS) for one in found.start), case
+        ready = {one.name: one for one in entries if one.stage is AttemptStage.READY}
+        assert released == (reserved & ready.keys()) - names, case
+        assert not names & found.waiting.keys(), case
+        for name, one in ready.items():
+            able = not one.stop and one.node_label == "a" and (answers or one not in _of_outage(entries))
+            assert able or name not in names, case
+            assert (name in names or name in found.waiting) == (not one.stop and one.node_label == "a"), case
+
+
+def _of_outage(entries: list[Entry]) -> list[Entry]:
+    return [one for one in entries if one.interrupted_by is InterruptionCause.STORAGE_UNAVAILABLE]
+
+
+def test_the_oldest_goes_first_and_one_of_each_node_at_a_time() -> None:
+    entries = [
+        waiting("a2", created="2026-11-21T10:00:02Z", bound=True),
+        waiting("b1", "b", created="2026-11-21T10:00:03Z"),
+        waiting("a1", created="2026-11-21T10:00:01Z"),
+    ]
+    found = plan(*entries)
+    assert started(found) == ["a1", "b1"]
+    assert messages(found) == {"a2": LAST}
+
+
+def test_one_that_any_node_can_carry_out_begins_on_the_agent_with_the_fewest() -> None:
+    entries = [
+        waiting("first", created="2026-11-21T10:00:00Z"),
+        waiting("second", created="2026-11-21T10:00:01Z"),
+        waiting("third"),
+        entry("idle", phase=Phase.ACCEPTED, node_label="b"),
+    ]
+    agents = AGENTS | {"c": "node-c", "d": "node-d"}
+    found = plan_resumptions(entries, frozenset(), limit=None, agents=agents, answering=set(), passed_over={"d"})
+    assert [(one.name, one.node_label) for one in found.start] == [("first", "a"), ("second", "c"), ("third", "b")]
+
+
+@pytest.mark.parametrize("bound", ANY)
+@pytest.mark.parametrize("reason", ["WaitingForSlot", "Scheduling"])
+def test_one_that_has_a_mover_and_waits_for_a_slot_delays_those_of_its_node_only(reason: str, *, bound: bool) -> None:
+    exposing = [replace(waiting(f"at-{label}", label, reason=reason), stage=AttemptStage.EXPOSING) for label in AGENTS]
+    found = plan(*exposing, waiting("next", bound=bound))
+    begins = reason == "WaitingForSlot" and not bound
+    assert (started(found), messages(found)) == ((["next"], {}) if begins else ([], {"next": LAST}))
+
+
+def test_one_with_a_reservation_goes_before_an_older_one() -> None:
+    older = waiting("older", created="2026-11-21T10:00:00Z")
+    found = plan(waiting("held"), older, reserved=("held",), limit=1)
+    assert (started(found), messages(found)) == (["held"], {"older": FULL})
+    found = plan(waiting("held"), replace(older, bound=True), reserved=("held",), limit=1)
+    assert (started(found), messages(found)) == (["held"], {"older": LAST})
+
+
+def test_what_it_waits_for_first_does_not_depend_on_its_location() -> None:
+    exposing = replace(waiting("exposing"), stage=AttemptStage.EXPOSING)
+    for answers in ANY:
+        found = plan(exposing, waiting("next", outage=True, bound=True), answers=answers)
+        assert messages(found) == {"next": LAST}
+        assert messages(plan(waiting("next", outage=True), limit=0, answers=answers))["next"].startswith("is queued")
+
+
+def test_one_that_waits_for_its_location_delays_no_other_of_its_node() -> None:
+    entries = [waiting("silent", outage=True, created="2026-11-21T10:00:00Z"), waiting("other")]
+    found = plan(*entries, answers=False)
+    assert (started(found), messages(found)) == (["other"], {"silent": SILENT})
+    assert awaited_locations(entries) == {"s3"}
+    assert plan(waiting("theirs", managed=False)) == Resumptions()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"stage": AttemptStage.WAITING}, {"stage": AttemptStage.EXPOSING}, {"stop": True}], ids=str
+)
+def test_no_other_transfer_waits_for_a_location(changed: dict[str, Any]) -> None:
+    assert awaited_locations([replace(waiting("a", outage=True), **changed)]) == set()
+
 
 pytestmark = pytest.mark.looptime
 
@@ -135,30 +268,13 @@ def test_namespaces_alternate_and_the_oldest_transfer_goes_first(after: str, ord
     assert " ".join(e.name for e in round_robin(QUEUED, after=after)) == order
 
 
-@given(st.lists(st.sampled_from("abcd"), max_size=40))
-def test_every_transfer_comes_once_and_no_namespace_twice_while_another_is_queued(queues: list[str]) -> None:
-    entries = [entry(f"{number:03}", queue) for number, queue in enumerate(queues)]
-    order = list(round_robin(entries, after=""))
-    assert sorted(e.name for e in order) == [e.name for e in entries]
-    for position, first in enumerate(order):
-        again = next((i for i in range(position + 1, len(order)) if order[i].queue == first.queue), len(order))
-        still_queued = {e.queue for e in order[again:]} - {first.queue}
-        assert still_queued <= {e.queue for e in order[position + 1 : again]}
-
-
-def test_the_agent_with_the_fewest_transfers_without_a_mover_is_chosen() -> None:
-    idle = count_idle(
-        [
-            entry("1", phase=Phase.ACCEPTED, node_label="node-a"),
-            entry("2", phase=Phase.ACCEPTED, node_label="node-b"),
-            entry("3", phase=Phase.IN_PROGRESS, node_label="node-c"),
-            entry("4", phase=Phase.ACCEPTED, node_label="node-a"),
-            entry("5", phase=Phase.IN_PROGRESS, stage=AttemptStage.RUNNING, node_label="node-c"),
-        ]
-    )
-    agents = {name: name for name in ("node-a", "node-b", "node-c")}
-    assert choose_node(agents, idle) == "node-c"
-    assert choose_node({"node-a": "node-a", "node-b": "node-b"}, idle) == "node-b"
+def test_the_agent_with_the_fewest_transfers_is_chosen_and_one_that_is_passed_over_if_there_are_no_others() -> None:
+    agents = {"a": "a", "b": "b", "skewed": "skewed"}
+    idle = {"a": 3, "b": 3, "skewed": 0}
+    assert choose_node(agents, idle) == "skewed"
+    assert choose_node(agents, idle, frozenset({"skewed"})) == "a"
+    assert choose_node(agents, idle | {"a": 4}, frozenset({"skewed"})) == "b"
+    assert choose_node(agents, idle, frozenset(agents)) == "skewed"
     assert choose_node({}, idle) is None
 
 
@@ -168,17 +284,11 @@ def test_transfers_between_two_attempts_count_for_the_agent_they_were_given_to(s
         entry("1", phase=Phase.IN_PROGRESS, stage=stage, node_label="node-b"),
         entry("2", phase=Phase.IN_PROGRESS, stage=stage, node_label="node-a"),
         entry("3", phase=Phase.IN_PROGRESS, node_label="node-a"),
+        entry("4", phase=Phase.ACCEPTED, node_label="node-a"),
+        entry("5", phase=Phase.IN_PROGRESS, stage=AttemptStage.RUNNING, node_label="node-b"),
     ]
     # What the index does not show yet counts once.
-    assert count_idle(entries, {"2": "node-c", "3": "node-c"}) == {"node-b": 1, "node-c": 2}
-
-
-def test_an_agent_that_is_passed_over_is_chosen_only_if_there_are_no_others() -> None:
-    agents = {"a": "a", "b": "b", "skewed": "skewed"}
-    accepted = {"a": 3, "b": 3, "skewed": 0}
-    assert choose_node(agents, accepted) == "skewed"
-    assert choose_node(agents, accepted, frozenset({"skewed"})) == "a"
-    assert choose_node(agents, accepted, frozenset(agents)) == "skewed"
+    assert count_idle(entries, {"2": "node-c", "3": "node-c"}) == {"node-a": 1, "node-b": 1, "node-c": 2}
 
 
 def test_preferred_kinds_have_an_order_of_their_own() -> None:
