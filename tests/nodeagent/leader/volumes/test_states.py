@@ -1,11 +1,15 @@
-"""The state of each PVC from its backups and plans, and what is read of plans, with and without permission."""
+"""The state of each PVC from its backups and plans, what is read of plans, and what is written of their history."""
 
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from core.kube.resources import CRON_JOBS, PERSISTENT_VOLUME_CLAIMS, SCHEDULES, Resource
+from core.kube.resources import CONFIG_MAPS, CRON_JOBS, PERSISTENT_VOLUME_CLAIMS, SCHEDULES, Resource
 from core.models.backups import REPORT_KEY, RetentionReport
 from core.models.base import JsonDict
 from core.models.names import (
@@ -14,10 +18,24 @@ from core.models.names import (
     SCHEDULE_LABEL,
     VERIFICATION_INTERVAL_ANNOTATION,
 )
+from core.models.phases import Phase
 from core.models.verification import Verification, VerificationOutcome
+from nodeagent.coverage.history import VolumeHistory
+from nodeagent.leader.election import NotLeaderError
 from nodeagent.leader.index import Entry, VolumeCopy
-from nodeagent.leader.volumes.states import Claim, Plan, PlanReader, Plans, Remembered, VolumeState, build_states
+from nodeagent.leader.volumes.states import (
+    Claim,
+    HistoryKeeper,
+    Plan,
+    PlanReader,
+    Plans,
+    Remembered,
+    VolumeState,
+    build_states,
+)
+from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.dispatching import entry
+from tests.support.clock import NOON, LoopClock
 from tests.support.fakekube import FakeKube
 
 pytestmark = pytest.mark.looptime
@@ -80,11 +98,6 @@ def test_a_volume_is_shrunk_while_its_newest_backup_is() -> None:
     assert state([backup(1), shrunk, backup(3)], plans()).shrunk is None
 
 
-def test_transfers_of_others_and_of_no_pvc_do_not_count() -> None:
-    unmanaged = entry("other", managed=False, copy=backup(1).copy)
-    assert build_states([unmanaged, entry("running")], plans()) == []
-
-
 @pytest.mark.parametrize(
     ("known", "interval"),
     [
@@ -131,8 +144,9 @@ def test_backups_of_another_cluster_do_not_count() -> None:
     assert state([own, other], known).backup_at == day(2)
 
 
-def test_a_pvc_without_a_complete_backup_and_interval_has_no_state() -> None:
-    assert build_states([], plans(Plan(None, WEEK))) == build_states([failed(2)], plans()) == []
+def test_without_a_complete_backup_or_an_interval_there_is_no_state() -> None:
+    unmanaged = entry("other", managed=False, copy=backup(1).copy)
+    assert build_states([unmanaged, entry("running"), failed(2)], plans(Plan(None, WEEK))) == []
 
 
 def test_a_deleted_pvc_has_no_state_and_a_younger_one_than_the_list_has() -> None:
@@ -142,24 +156,21 @@ def test_a_deleted_pvc_has_no_state_and_a_younger_one_than_the_list_has() -> Non
     assert {found.claim for found in build_states([gone, young], unknown)} == {"gone", "young"}
 
 
-@pytest.mark.parametrize("outcome", ["passed", "failed"])
-def test_the_last_verification_counts_of_whichever_backup(outcome: str) -> None:
-    other = "failed" if outcome == "passed" else "passed"
-    entries = [backup(1, verified=other), backup(2, verified=outcome), backup(3)]
+@pytest.mark.parametrize("outcomes", [("failed", "passed"), ("passed", "failed")])
+def test_the_last_verification_counts_of_whichever_backup(outcomes: tuple[str, str]) -> None:
+    entries = [*(backup(number, verified=outcome) for number, outcome in enumerate(outcomes, 1)), backup(3)]
     for order in (entries, entries[::-1]):
         found = state(order, plans(Plan(None, WEEK)))
-        assert (found.backup_at, found.verified_at, found.verified_ok) == (day(3), day(3), outcome == "passed")
+        assert (found.backup_at, found.verified_at, found.verified_ok) == (day(3), day(3), outcomes[1] == "passed")
         assert (found.verification_interval, found.verification_due_at) == (WEEK.total_seconds(), day(10))
 
 
 def test_of_copies_that_were_verified_at_once_a_damaged_one_counts() -> None:
-    when = BEGIN + 9 * DAY
-    copies = [
-        VolumeCopy("data", BEGIN + number * DAY, 10, "", Verification(at=when, outcome=VerificationOutcome(outcome)))
-        for number, outcome in enumerate(("passed", "failed", "passed"))
-    ]
-    entries = [entry(f"b{number}", copy=copy) for number, copy in enumerate(copies)]
-    assert {state(order, plans()).verified_ok for order in (entries, entries[::-1])} == {False}
+    right, wrong = (
+        entry(outcome, copy=VolumeCopy("data", BEGIN, 10, "", Verification(at=NOW, outcome=outcome)))
+        for outcome in (VerificationOutcome.PASSED, VerificationOutcome.FAILED)
+    )
+    assert {state(order, plans()).verified_ok for order in ([right, wrong, right], [wrong, right])} == {False}
 
 
 @pytest.mark.parametrize(("claim", "interval"), [(WEEK, WEEK), (3 * WEEK, 2 * WEEK), (None, 2 * WEEK)])
@@ -205,10 +216,7 @@ def test_a_volume_whose_scheduled_backups_all_failed_has_a_due_backup() -> None:
     assert (found.backup_interval, found.backup_due_at) == (DAY.total_seconds(), day(1))
     found = state([failed(5, schedule="nightly")], Plans(NOW, None, {"nightly": Plan(DAY)}))
     assert found.backup_due_at == day(6)
-
-
-def test_a_failed_backup_is_not_the_newest_one() -> None:
-    found = state([backup(2, schedule="nightly"), failed(3, schedule="nightly")], plans(nightly=Plan(DAY)))
+    found = state([backup(2, schedule="nightly"), failed(3, schedule="nightly")], known)
     assert (found.backup_at, found.backup_due_at) == (day(2), day(3))
 
 
@@ -292,3 +300,88 @@ async def test_without_permission_nothing_is_known_and_after_an_error_what_was_r
         kube.fulfill()
         known = (found.claims, dict(found.schedules), found.report)
         assert known == ((first.claims, first.schedules, first.report) if kept else (None, {}, None))
+
+
+def ended(name: str, days: int = 0, *, complete: bool = True) -> Entry:
+    """A backup that ended so many days before NOON."""
+    at = NOON - days * DAY
+    return entry(
+        name, phase=Phase.COMPLETED, copy=VolumeCopy("data", at, 100, "", None, complete, completed=at, new_bytes=1)
+    )
+
+
+@asynccontextmanager
+async def keeping(kube: FakeKube, *entries: Entry, lost: Sequence[str] = ()) -> AsyncIterator[HistoryKeeper]:
+    """Run a leader that finds the entries; with `lost`, it has lost the Lease when it is to write."""
+
+    def check() -> None:
+        if lost:
+            raise NotLeaderError(lost[0])
+
+    cluster = build_cluster(kube.client, LoopClock(), check_leading=check)
+    keeper = HistoryKeeper(cluster, "velero", entries=lambda: entries)
+    task = asyncio.create_task(keeper.run(), name="keeper")
+    try:
+        yield keeper
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def history_of(kube: FakeKube) -> VolumeHistory:
+    """Return what all leaders have written until NOON."""
+    stored = (one["binaryData"]["days"] for one in kube.objects(CONFIG_MAPS) if "binaryData" in one)
+    return VolumeHistory(map(base64.b64decode, stored), NOON.toordinal())
+
+
+def counted(kube: FakeKube) -> list[float]:
+    """Return how many backups each day with some has, the oldest first: each had one new byte."""
+    return [one.new_bytes for one in history_of(kube).of(("app", "data")) if one.new_bytes is not None]
+
+
+async def test_what_ended_before_and_what_ends_later_is_counted_once_by_all_leaders() -> None:
+    kube = FakeKube()
+    first = [ended("a"), ended("b", 1), ended("c", 40), ended("older", 100), ended("failed", complete=False)]
+    async with keeping(kube, *first) as keeper:
+        await asyncio.sleep(1)
+        assert counted(kube) == [1, 1, 1]
+        keeper.observe(ended("d"))
+        # It was deleted before the history is written.
+        keeper.observe(ended("d"))
+        await asyncio.sleep(61)
+        assert counted(kube) == [1, 1, 2]
+        sent = len(kube.requests)
+        for one in (ended("a"), ended("d"), ended("c", 40)):
+            keeper.observe(one)
+        await asyncio.sleep(600)
+        assert len(kube.requests) == sent
+    async with keeping(kube, ended("a"), ended("d"), ended("e")):
+        await asyncio.sleep(1)
+    assert counted(kube) == [1, 1, 3]
+
+
+async def test_without_permission_nothing_is_lost_and_a_warning_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    kube = FakeKube()
+    kube.fail_next("POST", "/configmaps", 403, message="no", times=3)
+    async with keeping(kube, ended("a")) as keeper:
+        await asyncio.sleep(30)
+        keeper.observe(ended("b"))
+        await asyncio.sleep(3600)
+        assert counted(kube) == [2]
+    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert [text.partition(":")[0] for text in warnings] == ["cannot write the history of backups, will retry"]
+
+
+async def test_a_write_of_another_leader_is_merged_and_a_leader_without_the_lease_writes_nothing() -> None:
+    kube = FakeKube()
+    async with keeping(kube, ended("a")):
+        await asyncio.sleep(1)
+    kube.fail_next("PATCH", "/configmaps", 409)
+    async with keeping(kube, ended("b")):
+        await asyncio.sleep(1)
+        assert counted(kube) == [1]
+        await asyncio.sleep(120)
+    assert counted(kube) == [2]
+    async with keeping(kube, ended("c"), lost=["gone"]):
+        await asyncio.sleep(600)
+    assert counted(kube) == [2]

@@ -1,6 +1,7 @@
 """The metrics of volumes as backups complete, when another agent leads, and of how many and which volumes."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from nodeagent.leader.volumes.states import VolumeState
 from nodeagent.leader.volumes.view import VolumeView, show_retention, show_volumes
 from nodeagent.metrics import MAX_VOLUMES, Metrics
 from tests.nodeagent.leader.volumes.test_states import READ_AT as NOW
-from tests.nodeagent.leader.volumes.test_states import an_object, backup, deletions
+from tests.nodeagent.leader.volumes.test_states import an_object, backup, deletions, history_of
 from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.dispatching import open_scene
 from tests.support.clock import LoopClock
@@ -28,8 +29,16 @@ from tests.support.tasks import running
 pytestmark = pytest.mark.looptime
 
 
-def shown(metrics: Metrics, name: str = "nodeagent_volume") -> list[str]:
-    return [line for line in metrics.render().decode().splitlines() if line.startswith(name)]
+def shown(metrics: Metrics, *names: str) -> dict[str, float]:
+    """Return the series whose names begin so, or those of volumes and retention, without that beginning."""
+    lines = metrics.render().decode().splitlines()
+    pairs = (
+        line.rsplit(" ", 1) for line in lines if line.startswith(names or ("nodeagent_volume", "nodeagent_retention"))
+    )
+    return {name.replace("nodeagent_volume", ""): float(value) for name, value in pairs}
+
+
+LABELS = '{claim="data",node="a",volume_namespace="app"}'
 
 
 @asynccontextmanager
@@ -45,22 +54,17 @@ async def showing(
 
 
 async def test_a_completed_backup_is_shown_soon_and_nothing_once_another_agent_leads() -> None:
-    metrics, entries = Metrics("node-a"), [backup(1, bytes_=5)]
-    async with showing(FakeKube(), metrics, lambda: entries) as view:
+    kube, metrics, entries = FakeKube(), Metrics("a"), [backup(1, bytes_=5)]
+    async with showing(kube, metrics, lambda: entries) as view:
         await asyncio.sleep(1)
-        labels = '{claim="data",node="node-a",volume_namespace="app"}'
-        assert f"nodeagent_volume_last_backup_bytes{labels} 5.0" in shown(metrics)
+        assert shown(metrics)[f"_last_backup_bytes{LABELS}"] == 5
         entries.append(backup(2, bytes_=6))
         view.observe(entries[-1])
         await asyncio.sleep(5)
-        assert f"nodeagent_volume_last_backup_bytes{labels} 6.0" in shown(metrics)
-    assert shown(metrics) == []
-
-
-async def test_plans_are_read_again_every_five_minutes() -> None:
-    kube = FakeKube()
-    async with showing(kube, Metrics("node-a")):
-        await asyncio.sleep(901)
+        assert shown(metrics)[f"_last_backup_bytes{LABELS}"] == 6
+        await asyncio.sleep(895)
+    assert shown(metrics) == {}
+    # Plans are read again every five minutes.
     assert sum(request.path.endswith("/persistentvolumeclaims") for request in kube.requests) == 2 * 4
 
 
@@ -83,12 +87,12 @@ async def test_a_backlog_is_one_event_on_its_schedule_for_each_report_and_the_me
             )
             kube.put(deletions(report.to_json()))
             await asyncio.sleep(300)
-        assert shown(metrics, "nodeagent_retention") == [
-            'nodeagent_retention_waiting_copies{node="node-a",why="runs missed"} 11.0',
-            'nodeagent_retention_waiting_until_timestamp_seconds{node="node-a"} 1.79604e+09',
-            'nodeagent_retention_old_rules{node="node-a",schedule="nightly"} 1.0',
-        ]
-    assert shown(metrics, "nodeagent_retention") == []
+        assert shown(metrics) == {
+            'nodeagent_retention_waiting_copies{node="node-a",why="runs missed"}': 11,
+            'nodeagent_retention_waiting_until_timestamp_seconds{node="node-a"}': 1.79604e9,
+            'nodeagent_retention_old_rules{node="node-a",schedule="nightly"}': 1,
+        }
+    assert shown(metrics) == {}
     events = kube.objects(EVENTS)
     assert {(one["type"], one["reason"], one["involvedObject"]["kind"]) for one in events} == {
         ("Warning", "RetentionBacklog", "CronJob")
@@ -100,39 +104,27 @@ async def test_a_backlog_is_one_event_on_its_schedule_for_each_report_and_the_me
     ]
 
 
-async def test_the_dispatcher_shows_the_backups_of_its_transfers() -> None:
+async def test_the_dispatcher_shows_the_backups_of_its_transfers_and_keeps_their_history() -> None:
     scene = open_scene("node-a")
-    status = {"phase": "Completed", "progress": {"totalBytes": 7, "bytesDone": 7}}
-    transfer = scene.add("du-1", status=status)
+    scene.add("du-1")
+    times = {"startTimestamp": "2026-11-21T11:00:00Z", "completionTimestamp": "2026-11-21T11:00:30Z"}
+    progress = {"totalBytes": 7, "bytesDone": 7}
+    transfer = scene.add("du-2", status={"phase": "Completed", "progress": progress, "incrementalBytes": 3, **times})
     source = transfer["spec"]["sourcePVC"]
     claim = an_object(PERSISTENT_VOLUME_CLAIMS, source, {})
     claim["metadata"]["uid"] = transfer["metadata"]["labels"][PVC_UID_LABEL]
     scene.kube.put(claim)
-    metrics = scene.metrics
+    labels = f'{{claim="{source}",node="node-a",volume_namespace="app"}}'
     async with scene.dispatching():
-        await scene.until(lambda: bool(shown(metrics, "nodeagent_volume_last_backup_bytes")))
-        (line,) = shown(metrics, "nodeagent_volume_last_backup_bytes")
-        assert line.endswith(f'{{claim="{source}",node="node-a",volume_namespace="app"}} 7.0')
-    assert shown(metrics) == []
-
-
-async def test_an_accepted_transfer_is_counted_with_its_time_in_the_queue() -> None:
-    scene = open_scene("node-a")
-    scene.add("du-1")
-    async with scene.dispatching():
-        await scene.until(lambda: scene.phase("du-1") == "Accepted")
+        await scene.until(lambda: f"_last_backup_bytes{labels}" in shown(scene.metrics))
+        assert shown(scene.metrics)[f"_last_backup_bytes{labels}"] == 7
+        await scene.until(lambda: history_of(scene.kube).of(("app", source))[-1].seconds == 30)
+        last = history_of(scene.kube).of(("app", source))[-1]
+        assert (last.new_bytes, last.total_bytes) == (3, 7)
         await scene.until(
-            lambda: shown(scene.metrics, 'nodeagent_queue_seconds_count{kind="DataUpload"')[0].endswith(" 1.0")
+            lambda: set(shown(scene.metrics, 'nodeagent_queue_seconds_count{kind="DataU').values()) == {1}
         )
-
-
-LABELS = '{claim="data",node="a",volume_namespace="app"}'
-
-
-def _shown(metrics: Metrics) -> dict[str, float]:
-    lines = metrics.render().decode().splitlines()
-    pairs = (line.rsplit(" ", 1) for line in lines if line.startswith(("nodeagent_volume", "nodeagent_retention")))
-    return {name.replace("nodeagent_volume", ""): float(value) for name, value in pairs}
+    assert shown(scene.metrics) == {}
 
 
 def test_each_volume_and_rule_has_one_series_with_its_oldest_backup_and_none_without_a_report() -> None:
@@ -147,7 +139,7 @@ def test_each_volume_and_rule_has_one_series_with_its_oldest_backup_and_none_wit
     report = RetentionReport(at=NOW, held=found, waiting=3, waiting_why="runs missed", through=NOW)
     show_retention(metrics, report, ["nightly"])
     labels = 'claim="data",created="2026-11-{}T12:00:00Z",node="a",rule="{}",volume_namespace="app"'
-    assert _shown(metrics) == {
+    assert shown(metrics) == {
         f'nodeagent_retention_held_bytes{{backup="oldest",{labels.format(12, "failing-volume")}}}': 15,
         f'nodeagent_retention_held_bytes{{backup="last",{labels.format(20, "newest-copy")}}}': 5,
         'nodeagent_retention_waiting_copies{node="a",why="runs missed"}': 3,
@@ -155,13 +147,13 @@ def test_each_volume_and_rule_has_one_series_with_its_oldest_backup_and_none_wit
         'nodeagent_retention_old_rules{node="a",schedule="nightly"}': 1,
     }
     show_retention(metrics, None, [])
-    assert _shown(metrics) == {}
+    assert shown(metrics) == {}
 
 
 def test_only_what_is_known_has_series() -> None:
     metrics = Metrics("a")
     show_volumes(metrics, [VolumeState("app", "data", backup_at=100.0, bytes=0, verified_ok=False)])
-    assert _shown(metrics) == {
+    assert shown(metrics) == {
         f"_last_backup_timestamp_seconds{LABELS}": 100,
         f"_last_backup_bytes{LABELS}": 0,
         f"_last_verification_ok{LABELS}": 0,
@@ -174,38 +166,22 @@ def test_volumes_that_are_gone_and_what_is_not_known_any_more_have_none() -> Non
     gone = VolumeState("app", "gone", backup_at=1.0)
     show_volumes(metrics, [gone, VolumeState("app", "data", backup_at=1.0, backup_interval=60.0, backup_due_at=61.0)])
     show_volumes(metrics, [VolumeState("app", "data", backup_at=2.0)])
-    assert _shown(metrics) == {f"_last_backup_timestamp_seconds{LABELS}": 2, 's_omitted{node="a"}': 0}
+    assert shown(metrics) == {f"_last_backup_timestamp_seconds{LABELS}": 2, 's_omitted{node="a"}': 0}
     show_volumes(metrics, ())
-    assert _shown(metrics) == {}
+    assert shown(metrics) == {}
 
 
-def test_of_too_many_volumes_with_an_interval_those_that_are_overdue_keep_their_series() -> None:
-    metrics = Metrics("a")
-    day = 86_400.0
-    others = [
-        VolumeState("app", f"c{number}", backup_at=100 * day, backup_interval=day, backup_due_at=101 * day + number)
-        for number in range(MAX_VOLUMES)
+def test_of_too_many_volumes_those_due_first_and_then_the_newest_backups_are_shown() -> None:
+    metrics, day = Metrics("a"), 86_400.0
+    due = [
+        VolumeState("app", "overdue", backup_at=50 * day, backup_interval=day, backup_due_at=51 * day),
+        VolumeState("app", "never", backup_interval=day, backup_due_at=9 * day),
+        VolumeState("app", "unverified", backup_at=1.0, verification_due_at=1e9),
+        VolumeState("app", "shrunk", backup_at=1.0, shrunk=True),
     ]
-    overdue = VolumeState("app", "data", backup_at=50 * day, backup_interval=day, backup_due_at=51 * day)
-    never = VolumeState("app", "never", backup_interval=day, backup_due_at=9 * day)
-    unverified = VolumeState("app", "unverified", backup_at=99 * day, verification_due_at=10 * day)
-    show_volumes(metrics, [*others, overdue, never, unverified])
-    shown = _shown(metrics)
-    assert shown['s_omitted{node="a"}'] == 3
-    assert f"_backup_due_timestamp_seconds{LABELS}" in shown
-    assert '_backup_due_timestamp_seconds{claim="never",node="a",volume_namespace="app"}' in shown
-    assert '_verification_due_timestamp_seconds{claim="unverified",node="a",volume_namespace="app"}' in shown
-
-
-def test_of_too_many_volumes_those_with_an_interval_and_then_the_newest_backups_are_shown() -> None:
-    metrics = Metrics("a")
-    planned = VolumeState("app", "planned", backup_interval=60.0, backup_due_at=1e9)
-    others = [VolumeState("app", f"c{number}", backup_at=float(number)) for number in range(MAX_VOLUMES + 1)]
-    show_volumes(metrics, [*others, planned])
-    shown = _shown(metrics)
-    assert shown['s_omitted{node="a"}'] == 2
-    assert '_backup_interval_seconds{claim="planned",node="a",volume_namespace="app"}' in shown
-    backups = {name for name in shown if name.startswith("_last_backup_timestamp")}
-    assert len(backups) == MAX_VOLUMES - 1
-    for omitted in ("c0", "c1"):
-        assert f'_last_backup_timestamp_seconds{{claim="{omitted}",node="a",volume_namespace="app"}}' not in backups
+    others = [VolumeState("app", f"c{number}", backup_at=float(number)) for number in range(MAX_VOLUMES)]
+    show_volumes(metrics, [*others, *due])
+    found = shown(metrics)
+    assert found['s_omitted{node="a"}'] == 4
+    names = {re.search('claim="(.*?)"', name)[1] for name in found if "claim" in name}  # type: ignore[index] # it matches
+    assert names == {one.claim for one in (*due, *others[4:])}

@@ -49,9 +49,11 @@ async def show(kube: FakeKube, entries: Sequence[Entry] = (), rules: CoverageRul
     return shown(metrics)
 
 
-async def test_the_states_of_pvcs_are_counted_by_namespace() -> None:
+async def test_the_states_of_pvcs_are_counted_by_namespace_without_volumes_of_pods() -> None:
     kube = FakeKube()
     put_volumes(kube)
+    opted_in = {"backup.velero.io/backup-volumes": "tmp"}
+    kube.put(a_pod("web-0", "shop", volumes=[{"name": "tmp", "emptyDir": {}}], annotations=opted_in))
     assert await show(kube) == {
         'volumes{state="never-backed-up",volume_namespace="app"} 18.0',
         'volumes{state="left-out",volume_namespace="app"} 2.0',
@@ -112,14 +114,6 @@ async def test_at_most_fifty_are_named() -> None:
     lines = await show(kube, rules=CoverageRules(alert_everywhere=True))
     assert len([one for one in lines if one.startswith("volume_")]) == 50
     assert 'volumes{state="never-backed-up",volume_namespace="app"} 60.0' in lines
-
-
-async def test_volumes_of_pods_without_a_pvc_have_no_series() -> None:
-    kube = FakeKube()
-    put_volumes(kube)
-    opted_in = {"backup.velero.io/backup-volumes": "tmp"}
-    kube.put(a_pod("web-0", "shop", volumes=[{"name": "tmp", "emptyDir": {}}], annotations=opted_in))
-    assert 'volumes{state="never-backed-up",volume_namespace="shop"} 12.0' in await show(kube)
 
 
 async def test_nothing_is_shown_without_the_permission_or_once_another_agent_leads() -> None:
