@@ -187,8 +187,11 @@ class Placeholders:
                     os.unlink(name, dir_fd=fd)
                 self.done += 1
 
-    def remove_left(self, stop: ShouldStop) -> None:
-        """Remove what an earlier attempt that was killed has left, no other files; raises DataPathError."""
+    def remove_left(self, stop: ShouldStop, *, began_empty: bool) -> None:
+        """Remove what an earlier attempt that was killed has left, no other files; raises DataPathError.
+
+        After a power loss that may be an empty file: it is only known as the mover's if the target had no files before.
+        """
         with _named(""), open_root(self._target) as root:
             device = os.fstat(root).st_dev
 
@@ -204,7 +207,7 @@ class Placeholders:
                 # A file system may leave out entries of a directory that changes while it is read.
                 with open_below(root, directory) as fd:
                     for name in names:
-                        if _is_placeholder(name, fd):
+                        if _is_placeholder(name, fd, empty=began_empty):
                             os.unlink(name, dir_fd=fd)
 
     def _places(self) -> Iterator[tuple[bytes, bytes, Part]]:
@@ -283,8 +286,8 @@ def _write_placeholder(root: int, directory: bytes, name: bytes, entry: str) -> 
             file.write(entry)
 
 
-def _is_placeholder(name: str, directory: int) -> bool:
-    """Return whether a file is the mover's placeholder of a directory, or empty, as a power loss leaves one.
+def _is_placeholder(name: str, directory: int, *, empty: bool) -> bool:
+    """Return whether a file is the mover's placeholder of a directory; with `empty`, also without content.
 
     kopia's own ones of directories are directories. Source: kopia 0.23.1, fs/localfs/shallow_fs.go (placeholderPath).
     """
@@ -292,10 +295,10 @@ def _is_placeholder(name: str, directory: int) -> bool:
     with suppress(OSError, ValueError, AttributeError):
         with os.fdopen(os.open(name, flags, dir_fd=directory), "rb") as file:
             text = file.read(_ENTRY_BYTES).strip(b"\0")
-        entry = json.loads(text or b"null")
-        return entry is None or (
-            entry.get("type") == EntryType.DIRECTORY and f"{entry.get('name')}{PLACEHOLDER}" == name
-        )
+        if not text:
+            return empty
+        entry = json.loads(text)
+        return entry.get("type") == EntryType.DIRECTORY and f"{entry.get('name')}{PLACEHOLDER}" == name
     return False
 
 

@@ -264,9 +264,9 @@ class _Restoring:
         if rule.delete_extra_files and (fault := await find_unexplained(self.repository, self.snapshot)):
             raise DataPathError(f"cannot delete extra files in target {target}: {fault}")
         await allow_writing(self.repository, self.snapshot, target, data_path=self.data_path, files=False)
-        # The earlier attempt may have begun when the volume was empty.
-        await self._remove_placeholders()
         if await self._in_root(is_unfinished):
+            # That restore began when the volume was empty; any other has placeholders in the stage alone.
+            await self._remove_placeholders(began_empty=True)
             rule = rule.distrusting
         probe = await self._probe()
         if rule.delete_extra_files and not probe.names:
@@ -360,7 +360,7 @@ class _Restoring:
         if parameters.resume and folded is None:
             resumable = await open_resumable(snapshot, target, parameters.resume, data_path)
         if not (resumable and resumable.resumed):
-            await self._remove_placeholders()
+            await self._remove_placeholders(began_empty=False)
         links = await self._replace_links()
         if folded is not None:
             _logger.info("restoring file by file: the target may take names of the snapshot for one")
@@ -376,11 +376,12 @@ class _Restoring:
             await resumable.end()
         return restorer, refused
 
-    async def _remove_placeholders(self) -> None:
+    async def _remove_placeholders(self, *, began_empty: bool) -> None:
         """Remove the placeholders that an earlier attempt has left; a volume in use never has any."""
         if self.parameters.again and not self.parameters.in_use:
             left, doing = Placeholders(self.target), f"looking for placeholders in {self.target}"
-            await self.data_path.run_in_thread(left.remove_left, doing, lambda: left.done)
+            remove = partial(left.remove_left, began_empty=began_empty)
+            await self.data_path.run_in_thread(remove, doing, lambda: left.done)
 
     async def _replace_links(self) -> int:
         """Replace links that are in the way of the snapshot; return how many symbolic ones the restore leaves."""

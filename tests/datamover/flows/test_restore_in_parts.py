@@ -115,8 +115,23 @@ async def test_an_interrupted_restore_without_a_list_leaves_no_placeholder(
         await restore(mover_repository, parameters, data_path)
     # As a mover that was killed leaves them.
     (parameters.target / f"left{_PLACEHOLDER}").write_text('{"name": "left", "type": "d"}')
-    (parameters.target / "a" / f"left{_PLACEHOLDER}").write_text("")
+    if rule is not None:
+        # And after a power loss.
+        (parameters.target / "a" / f"left{_PLACEHOLDER}").write_text("")
     (mine := parameters.target / "a" / f"mine{_PLACEHOLDER}").write_text("{}")
     await restore(mover_repository, replace(parameters, again=True), restore_data_path())
     mine.unlink()
     assert describe_tree(parameters.target) == describe_tree(tree)
+
+
+async def test_the_next_attempt_leaves_files_alone_that_the_volume_had_before(
+    mover_repository: Repository, parameters: RestoreParameters
+) -> None:
+    """They are named like placeholders."""
+    parameters.target.mkdir()
+    (empty := parameters.target / f"empty{_PLACEHOLDER}").touch()
+    (full := parameters.target / f"full{_PLACEHOLDER}").write_text('{"name": "full", "type": "d"}')
+    await restore(mover_repository, replace(parameters, in_place=InPlace(), again=True), restore_data_path())
+    assert full.exists()
+    await restore(mover_repository, replace(parameters, again=True), restore_data_path())
+    assert empty.exists()
