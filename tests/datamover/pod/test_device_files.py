@@ -10,6 +10,7 @@ import stat
 import struct
 import subprocess
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -233,3 +234,13 @@ async def test_a_pipe_that_became_a_link_is_not_followed(disk: Path, tmp_path: P
         files.pipe.symlink_to(tmp_path / "secret")
         with pytest.raises(DataPathError, match="cannot open the pipe"):
             files.open_pipe()
+
+
+async def test_a_link_of_which_nothing_arrives_is_an_error(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened_disk(disk, tmp_path / "look") as (files, _):
+        link = await files.find("long")
+        monkeypatch.setattr(DeviceFiles, "copy_content", AsyncMock())
+        with pytest.raises(DataPathError, match="cannot read link long: "):
+            await files.read_link(link)
