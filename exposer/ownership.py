@@ -419,10 +419,16 @@ def describe_reclaim(volume: PersistentVolume, what: str = "") -> Pending:
 
 
 async def find_snapshot_volume(client: KubeClient, names: Iterable[str]) -> Pending | None:
-    """Return that a PersistentVolume of these, created from a snapshot, must be deleted first; None: they were."""
+    """Return that a PersistentVolume of these, created from a snapshot, must be deleted first; None: they were.
+
+    One whose PVC was deleted by others may still have the policy of its class.
+    """
     for name in sorted(names):
         volume = await client.read(PERSISTENT_VOLUMES, "", name)
         if volume is not None and is_provisioned(volume):
+            if (volume.get("status") or {}).get("phase") == "Released":
+                with suppress(NotFoundError):
+                    await set_reclaim_policy(client, volume, DELETE)
             return describe_reclaim(volume, " of the snapshot")
     return None
 

@@ -5,9 +5,18 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from core.errors import ExposeError
-from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, VOLUME_SNAPSHOTS
+from core.kube.resources import (
+    EVENTS,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+)
 from core.kube.transport import Request, Response
 from core.models.names import SELECTED_NODE_ANNOTATION
+from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
+from exposer.manifests import VOLUME_ANNOTATION
 from exposer.model import NotOwnerError, Pending
 from exposer.ownership import is_being_provisioned, is_provisioned
 from tests.exposer.support.cuts import Cut, cut_short
@@ -307,3 +316,22 @@ async def test_a_volume_that_existed_before_outlives_a_failed_rebind(
     assert policy_of(scene) == "Retain"
     assert scene.world.disks == {"precious"}
     assert "PersistentVolumeClaim velero/r2-9nft8" not in scene.world.names()
+
+
+@pytest.mark.parametrize("collected", [False, True], ids=["cleaned up", "collected"])
+async def test_a_recorded_volume_whose_pvc_others_have_deleted_is_not_left(*, collected: bool) -> None:
+    scene = BackupScene(reclaim="Retain")
+    await run_expose(scene)
+    client, name = scene.world.client, scene.request.owner.name
+    (found,) = scene.world.kube.objects(PERSISTENT_VOLUMES)
+    recorded = {"metadata": {"annotations": {VOLUME_ANNOTATION: found["metadata"]["name"]}}}
+    await client.patch(VOLUME_SNAPSHOT_CONTENTS, "", name, recorded)
+    for resource in (PODS, PERSISTENT_VOLUME_CLAIMS):
+        await client.delete(resource, "velero", name)
+        await scene.world.settle()
+    assert volume(scene, found["metadata"]["name"])["status"]["phase"] == "Released"
+
+    await (collect(scene.world) if collected else run_clean_up(scene))
+
+    assert scene.world.disks == set()
+    assert scene.world.violations == []
