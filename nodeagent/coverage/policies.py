@@ -5,10 +5,12 @@ Source: Velero v1.18 and main at d2241adba, internal/resourcepolicies (resource_
 volume_resources_validator.go).
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
+from itertools import chain
 from typing import Any, Final, Self
 
 import msgspec
@@ -20,6 +22,10 @@ from core.models.units import parse_quantity
 from nodeagent.coverage.cluster import CsiSource, NfsSource, PodVolume, StoredVolume, VolumeClaim
 
 _VERSION: Final = "v1"
+
+_MOST_NODES: Final = 500_000
+"""Without aliases, 1 MiB has about as many, the limit of a ConfigMap. Velero's decoder has a similar limit.
+Source: gopkg.in/yaml.v3 v3.0.1, decode.go (allowedAliasRatio)."""
 
 
 class PolicyAction(StrEnum):
@@ -97,12 +103,27 @@ class _Loader(yaml.SafeLoader):
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def construct_document(self, node: yaml.Node) -> Any:  # noqa: ANN401 - what YAML may have
+        """Return the document of a node."""
+        if _count(node, {}) > _MOST_NODES:
+            raise yaml.YAMLError("its aliases stand for too much")
+        return super().construct_document(node)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - PyYAML's
         """Return the mapping of a node."""
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if repeated := [key for key in keys if keys.count(key) > 1]:
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if repeated := [key for key, times in keys.items() if times > 1]:
             raise yaml.MarkedYAMLError(problem=f"key {repeated[0]} is repeated", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep=deep)
+
+
+def _count(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
+    """Return how many nodes a node is with all below it, those behind aliases each time; `known` are counted ones."""
+    if node not in known:
+        below = [] if isinstance(node, yaml.ScalarNode) else node.value
+        parts = chain.from_iterable(one if isinstance(one, tuple) else (one,) for one in below)
+        known[node] = 1 + sum(_count(one, known) for one in parts)
+    return known[node]
 
 
 @dataclass(frozen=True)

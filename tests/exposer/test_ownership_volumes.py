@@ -15,7 +15,6 @@ from core.kube.resources import (
 )
 from core.kube.transport import Request, Response
 from core.models.names import SELECTED_NODE_ANNOTATION
-from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.manifests import VOLUME_ANNOTATION
 from exposer.model import NotOwnerError, Pending
 from exposer.ownership import is_being_provisioned, is_provisioned
@@ -321,7 +320,7 @@ async def test_a_volume_that_existed_before_outlives_a_failed_rebind(
 @pytest.mark.parametrize("collected", [False, True], ids=["cleaned up", "collected"])
 async def test_a_recorded_volume_whose_pvc_others_have_deleted_is_not_left(*, collected: bool) -> None:
     scene = BackupScene(reclaim="Retain")
-    await run_expose(scene)
+    await expose(scene)
     client, name = scene.world.client, scene.request.owner.name
     (found,) = scene.world.kube.objects(PERSISTENT_VOLUMES)
     recorded = {"metadata": {"annotations": {VOLUME_ANNOTATION: found["metadata"]["name"]}}}
@@ -331,7 +330,7 @@ async def test_a_recorded_volume_whose_pvc_others_have_deleted_is_not_left(*, co
         await scene.world.settle()
     assert volume(scene, found["metadata"]["name"])["status"]["phase"] == "Released"
 
-    await (collect(scene.world) if collected else run_clean_up(scene))
+    await (collect(scene.world) if collected else clean_up(scene))
 
     assert scene.world.disks == set()
     assert scene.world.violations == []

@@ -96,3 +96,14 @@ def test_nulls_unknown_types_and_volumes_without_a_class() -> None:
     assert claim.metadata.labels == {}
     with pytest.raises(ContractError, match="spec"):
         decoded(VolumeClaim, [a_claim("data") | {"spec": 5}])
+
+
+@pytest.mark.parametrize(
+    ("first", "next_"), [("[x]", "[{}]"), ("{a: x}", "{{<<: [{}]}}")], ids=["lists", "merged keys"]
+)
+def test_aliases_that_stand_for_too_much_are_refused(first: str, next_: str) -> None:
+    levels = [f"&a0 {first}", *(f"&a{n} {next_.format(', '.join([f'*a{n - 1}'] * 10))}" for n in range(1, 7))]
+    text = "\n".join(["version: v1", "clusterScopedFilterPolicy:", *(f"- {one}" for one in levels[:3])])
+    assert parse_policies({"p": text}) == Policies()
+    with pytest.raises(ContractError, match=r"^its aliases stand for too much$"):
+        parse_policies({"p": "\n".join([text, *(f"- {one}" for one in levels[3:])])})
