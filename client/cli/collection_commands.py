@@ -192,7 +192,7 @@ async def get_groups(
     printer.answer(
         collection.document(Found(groups, found.notes)),
         form,
-        lambda: print_groups(printer, groups, SystemClock().now(), wide=form is OutputFormat.WIDE),
+        lambda: print_groups(printer, groups, cluster.time.now(), wide=form is OutputFormat.WIDE),
         found.notes,
         absent="" if groups else f"there is no {kind.word} in namespace {access.namespace}",
     )
@@ -205,7 +205,7 @@ async def show_group(
     printer = Printer()
     async with connect(access) as cluster:
         one, notes = await kind(cluster.client, cluster.namespace).find_one(name)
-    printer.answer(one, form, lambda: print_group(printer, one, SystemClock().now()))
+    printer.answer(one, form, lambda: print_group(printer, one, cluster.time.now()))
     printer.notes(notes)
 
 
@@ -320,7 +320,7 @@ async def get_stored(
     printer.answer(
         found,
         form,
-        lambda: _print(printer, found, SystemClock().now(), wide=form is OutputFormat.WIDE),
+        lambda: _print(printer, found, cluster.time.now(), wide=form is OutputFormat.WIDE),
         found.notes,
         absent="" if found.snapshots else f"there is no snapshot in BackupStorageLocation {location}",
     )

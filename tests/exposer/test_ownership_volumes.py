@@ -330,7 +330,7 @@ async def test_a_recorded_volume_whose_pvc_others_have_deleted_is_not_left(*, co
         await scene.world.settle()
     assert volume(scene, found["metadata"]["name"])["status"]["phase"] == "Released"
 
-    await (collect(scene.world) if collected else clean_up(scene))
+    await (collect(scene) if collected else clean_up(scene))
 
     assert scene.world.disks == set()
     assert scene.world.violations == []

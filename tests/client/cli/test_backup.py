@@ -3,6 +3,9 @@
 import asyncio
 import json
 import re
+from dataclasses import replace
+from datetime import timedelta
+from email.utils import format_datetime
 from functools import partial
 from typing import NoReturn
 
@@ -12,6 +15,7 @@ from client.cli import backup as backup_commands
 from client.cli.output import Printer
 from client.collections.models import BackupList
 from core.kube.resources import DATA_UPLOADS
+from core.kube.transport import Request, Response
 from core.models.backups import Shrinkage
 from tests.client.support.backup_scene import BackupScene
 from tests.client.support.commands import FakeTerminal, SceneShell, assert_document, open_scene
@@ -240,3 +244,16 @@ def test_claims_are_named_within_the_namespace_or_selected(empty: _Shell, words:
     done = empty.run("create", "night", *words, "-o", "json")
     assert done.code == 0
     assert {one["claim"] for one in json.loads(done.out)["volumes"]} >= {"data"}
+
+
+def test_ages_and_ends_are_by_the_clock_of_the_api_server(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = [shell.run("get").out, shell.run("describe", "night").out]
+    kube, clock = shell.scene.kube, shell.scene.clock
+    answer, date = kube.request, format_datetime(clock.now(), usegmt=True)
+
+    async def dated(request: Request) -> Response:
+        return replace(await answer(request), date=date)
+
+    monkeypatch.setattr(kube, "request", dated)
+    clock.skew = timedelta(hours=3)
+    assert [shell.run("get").out, shell.run("describe", "night").out] == shown
