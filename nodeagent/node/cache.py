@@ -100,6 +100,11 @@ class TransferCache:
         reasons = {name: informer.explain_outage() for name, informer in self._named.items()}
         return [f"{name}: {reason}" for name, reason in reasons.items() if reason]
 
+    @property
+    def outdated_seconds(self) -> float:
+        """For how long the mover pods have not been observed; 0.0 while they are."""
+        return self._pods.outdated_seconds
+
     def transfers(self) -> list[Transfer]:
         """Return this node's transfers but for invalid ones."""
         keys = [_key(name, raw) for name, informer in self._transfers.items() for raw in informer.items()]

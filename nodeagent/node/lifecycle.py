@@ -3,6 +3,7 @@
 A `View` consists of enums and booleans only, so the tests enumerate all of them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from enum import Enum, auto
@@ -15,7 +16,7 @@ from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, AttemptStage, Pha
 from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from exposer.pod_status import PodEnd, parse_pod_end
-from nodeagent.runtime.workqueue import Timers
+from nodeagent.runtime.workqueue import LONGEST_BACKOFF_SECONDS, Timers
 from nodeagent.transfers import retries
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import PodState, find_unreplaced, has_ended, is_current, pod_node, pod_state
@@ -39,8 +40,12 @@ class Measured:
 class Durations:
     """The durations of this node's transfers, by uid."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, outdated_seconds: Callable[[], float] = lambda: 0.0) -> None:
+        """Count no time as preparation for which the mover pods have not been observed, but for one backoff."""
         self._timers = {one.name: Timers(clock) for one in fields(Measured)}
+        self._timers["preparing_seconds"] = Timers(
+            clock, most_seconds=LONGEST_BACKOFF_SECONDS, outdated_seconds=outdated_seconds
+        )
 
     def measure(self, cr: Transfer, *, mover_events: int = 0) -> Measured:
         """Return the durations of `cr`, as it was observed just now; its mover has recorded `mover_events`."""

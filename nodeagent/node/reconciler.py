@@ -182,7 +182,7 @@ class Reconciler:
         self._kinds = {kind.spec.name: kind for kind in kinds}
         self._queue: WorkQueue[TransferKey] = WorkQueue(tools.clock, name="transfers", workers=_WORKERS)
         self._steps = _list_steps(tools)
-        self._durations = Durations(tools.clock)
+        self._durations = Durations(tools.clock, lambda: tools.cache.outdated_seconds)
         self._faults = TransferFaults(tools)
         self._woken: frozenset[str] = frozenset()
         tools.cache.subscribe(self.on_transfer, self._queue.add)

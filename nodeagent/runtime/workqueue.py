@@ -316,10 +316,16 @@ class WorkQueue(Generic[K]):
 class Timers:
     """One timer per key, such as the UID of a transfer."""
 
-    def __init__(self, clock: Clock, *, most_seconds: float = math.inf) -> None:
-        """Count at most so much between two observations: without the API server nothing can go on, or be observed."""
+    def __init__(
+        self, clock: Clock, *, most_seconds: float = math.inf, outdated_seconds: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """Count at most so much between two observations: without the API server nothing can go on, or be observed.
+
+        `outdated_seconds` returns for how long what is observed has been outdated, which does not count either.
+        """
         self._clock = clock
         self._most_seconds = most_seconds
+        self._outdated_seconds = outdated_seconds
         self._observed: dict[str, tuple[str, float, float]] = {}
 
     def seconds(self, key: str, of: str = "") -> float:
@@ -329,7 +335,8 @@ class Timers:
         """
         now = self._clock.monotonic()
         last_of, seconds, at = self._observed.get(key, ("", 0.0, now))
-        seconds = seconds + min(now - at, self._most_seconds) if last_of == of else 0.0
+        passed = max(0.0, min(now - at, self._most_seconds) - self._outdated_seconds())
+        seconds = seconds + passed if last_of == of else 0.0
         self._observed[key] = (of, seconds, now)
         return round(seconds, 3)
 

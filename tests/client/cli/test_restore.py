@@ -13,10 +13,11 @@ from client.restores.sources import StoredList
 from core.kube.errors import UnreachableError
 from core.kube.resources import DAEMON_SETS, POD_VOLUME_RESTORES
 from core.models.base import JsonDict
+from nodeagent.runtime import connection
 from tests.client.support.commands import SceneShell, open_scene
 from tests.client.support.restore_scene import DATA, FILES, RestoreScene
 from tests.client.support.restore_scene import stored as snapshot
-from tests.nodeagent.support.hand_clock import HandClock
+from tests.nodeagent.support.hand_clock import FreeClock, HandClock
 from tests.support.golden import assert_golden, assert_golden_text
 
 
@@ -45,6 +46,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     (agents,) = scene.kube.objects(DAEMON_SETS)
     scene.kube.put(agents | {"status": {"numberReady": 1}})
     open_scene(scene, capsys, monkeypatch)
+    monkeypatch.setattr(connection, "SystemClock", FreeClock)
     shell = _Shell(capsys, scene=scene)
     monkeypatch.setattr(collection_commands, "list_location", shell.read)
     return shell

@@ -30,6 +30,7 @@ from tests.nodeagent.support.dispatching import agent_pod, cluster_node
 from tests.nodeagent.support.harness import Fault, Fuse, World, accepted, open_world
 from tests.nodeagent.support.parts import fake_parts
 from tests.nodeagent.support.repository_scene import RECORDED
+from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -244,6 +245,19 @@ async def test_a_transfer_continues_within_a_minute_after_a_long_outage() -> Non
             await asyncio.sleep(30)
             world.cluster.snapshots_become_ready = True
             await world.until(lambda: world.phase() == "Completed", seconds=60)
+
+
+async def test_an_outage_is_no_time_of_the_preparation() -> None:
+    """It is longer than the prepare timeout, which counts all else."""
+    async with open_world(accepted(data_upload()), mover=Mover(starts=False)) as world:
+        line, world.cluster.tick_seconds = Line(world.kube), 30.0
+        async with _agent_on(world, line):
+            for seconds in (600, 2400):
+                await asyncio.sleep(seconds)
+                line.down = not line.down
+            await asyncio.sleep(600)
+            assert world.phase() == "Accepted"
+            await world.until(lambda: world.phase() == "Failed", seconds=900, every=5)
 
 
 async def test_events_that_are_not_answered_delay_no_transfer() -> None:
