@@ -5,14 +5,13 @@ Source: tools/kopia/program; Velero main at d2241adba, pkg/uploader/block/snapsh
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Final
 
 from core.contract import MoverMethod
-from core.errors import DataPathError
 from core.models.base import JsonDict
 from core.models.names import CHANGES_TAG
 from datamover.data_path.checkpoints import Inheritance, build_inheritance
@@ -36,7 +35,7 @@ from datamover.kopia.client_config import IDENTITY
 from datamover.kopia.policy import decide_policy
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import PIN, delete_snapshot, parse_snapshot, remove_source, sort_source
+from datamover.kopia.snapshots import PIN, parse_snapshot, remove_source, sort_source
 
 _COPIED: Final = (
     "the volume is a copy, by its driver or a restore, or was labeled at its mount: files whose size and time are "
@@ -123,12 +122,9 @@ class _OneOpenRun(SnapshotRun):
             raise
         return await self._keep_checkpoint(answer)
 
-    async def _delete_unanswered(self) -> None:
-        """Delete a snapshot that kopia saved before it was killed, unless another attempt may continue from it."""
-        stop, saved = self._parameters.stop, self._kopia.result.get("snapshot")
-        if saved and not (stop and stop.interrupted):
-            with suppress(DataPathError):
-                await delete_snapshot(self._repository.kopia, saved["id"])
+    @property
+    def _saved(self) -> JsonDict | None:
+        return self._kopia.result.get("snapshot")
 
     def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:
         parameters, offer, rules = self._parameters, self._kopia.offer, self._parameters.rules

@@ -3,16 +3,18 @@
 Source: kopia 0.23.1, cli/command_snapshot_create.go, snapshot/manager.go (FindPreviousManifests).
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 from core.contract import MoverMethod, VolumeMode
-from core.errors import KopiaError
+from core.errors import DataPathError, KopiaError
+from core.models.base import JsonDict
 from core.models.names import EXCLUDE_DIGEST_TAG, EXCLUDE_TAG
 from core.models.transfer_settings import Compression, Exclusions
 from core.models.units import format_duration
@@ -29,6 +31,7 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import (
     PIN,
     Snapshot,
+    delete_snapshot,
     list_source,
     parse_snapshot,
     read_snapshot,
@@ -136,6 +139,7 @@ class SnapshotRun:
         self._data_path = data_path
         self._device = device
         self._attempted = f"back up {parameters.volume}"
+        self._answer: KopiaAnswer | None = None
 
     @property
     def report(self) -> RunReport:
@@ -170,10 +174,28 @@ class SnapshotRun:
         kopia, files = self._repository.kopia, self._files
         if self._device:
             files = replace(files, stdin_fd=self._device[0])
-        async with excluding(kopia, self._parameters.target, self._parameters.rules):
-            with self._saving():
-                answer = await self._data_path.run(kopia, self._attempted, *arguments, files=files)
-        return await self._keep_checkpoint(answer)
+        try:
+            async with excluding(kopia, self._parameters.target, self._parameters.rules):
+                with self._saving():
+                    self._answer = await self._data_path.run(kopia, self._attempted, *arguments, files=files)
+            return await self._keep_checkpoint(self._answer)
+        except asyncio.CancelledError:
+            await self._delete_unanswered()
+            raise
+
+    async def _delete_unanswered(self) -> None:
+        """Delete a snapshot that kopia has saved, unless another attempt may continue from it: nothing refers to it."""
+        stop, saved = self._parameters.stop, self._saved
+        if saved and not (stop and stop.interrupted):
+            with suppress(DataPathError):
+                await delete_snapshot(self._repository.kopia, saved["id"])
+
+    @property
+    def _saved(self) -> JsonDict | None:
+        """The snapshot that kopia has saved, as far as it has said so; None: none."""
+        with suppress(KopiaError):
+            return self._answer and self._answer.document()
+        return None
 
     @property
     def _files(self) -> KopiaFiles:

@@ -1,9 +1,12 @@
 """The check of names beside a backup: one that hangs, and placeholders of kopia; how often a checkpoint is saved."""
 
+import asyncio
 import json
 import os
 import re
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,10 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from core.contract import VolumeMode
+from core.contract import MoverMethod, VolumeMode
 from core.errors import DataPathError, KopiaError, StorageOutageError
 from datamover.data_path.backup import _check_complete
+from datamover.data_path.one_open_runs import open_run
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.progress import Direction
 from datamover.kopia.repository import Repository
@@ -134,3 +138,22 @@ async def test_a_snapshot_that_may_lack_data_is_deleted_and_no_result(
     with pytest.raises(kind, match=fault):
         await _check_complete(kopia, KopiaAnswer("back up", exit_code, json.dumps(manifest).encode(), [line]), 7)
     assert "k1" in kopia.call.await_args.args
+
+
+async def test_a_snapshot_is_deleted_if_a_cancel_request_comes_before_its_exclusions_are_taken_back(
+    mover_repository: Repository, tree: Path, kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def excluding(*_: object) -> AsyncIterator[None]:
+        yield
+        assert len(kopia.snapshots()) == 1
+        running.cancel()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("datamover.data_path.snapshot_runs.excluding", excluding)
+    # Whatever other tests use.
+    monkeypatch.setattr("datamover.data_path.backup.open_run", open_run)
+    running = asyncio.create_task(back_up_volume(mover_repository, tree, mover=MoverMethod.PLAIN))
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert kopia.snapshots() == []
