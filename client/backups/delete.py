@@ -46,7 +46,10 @@ from core.snapshot_contract import CopyToCheck, DeletedSnapshot
 from nodeagent.config.expose_settings import read_cluster
 
 _MOST_RECORDED: Final = 2000
-"""Transfers in the record: some 250 KiB of a ConfigMap's 1 MiB; what went within a day needs 50 bytes a copy."""
+"""Transfers in the record: some 250 KiB of a ConfigMap's 1 MiB; what went within a day needs 50 bytes a copy.
+
+One backup is never divided: if it has more than some 8,000 volumes, the API server rejects the record, and the backup
+stays."""
 
 _NOT_DELETED: Final = "snapshots were not deleted, repeat the command to delete them"
 

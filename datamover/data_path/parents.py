@@ -60,7 +60,8 @@ def choose_blocks(parent: JsonDict | None, own: BlockChanges | None) -> BlockCho
     """Return what the storage is asked: what has changed since `parent`, a manifest, or what is allocated at all.
 
     What a parent has is taken only if its own handle is the base, its volume is this one, and it is no later one:
-    what a storage says has changed since a later snapshot need not be all that differs.
+    what a storage says has changed since a later snapshot need not be all that differs. An answer that breaks off is
+    an error of gRPC; one that a driver ends early is not, and only seen by the blocks that are compared each time.
     """
     if own is None or own.query is None:
         return BlockChoice()
