@@ -1,10 +1,13 @@
-"""Python programs of this repository as children: started, waited for, ended.
+"""Python programs of this repository as children: started, waited for, measured, ended.
 
 Knows processes. Does not know what the programs do.
+Source: proc(5): utime and stime of /proc/PID/stat in clock ticks, VmRSS of /proc/PID/status.
 """
 
 import asyncio
 import os
+import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +17,10 @@ from typing import Final
 import aiohttp
 
 _ROOT: Final = Path(__file__).parents[2]
+_RSS: Final = re.compile(r"^VmRSS:\s+(\d+) kB$", re.MULTILINE)
+_KIB_A_MIB: Final = 1024
+_TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
+_UTIME: Final = 11
 _SHOWN_BYTES: Final = 3000
 _END_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.1
@@ -32,6 +39,20 @@ class Child:
     process: asyncio.subprocess.Process
     log: Path
 
+    @property
+    def memory_mib(self) -> float:
+        """Its resident set now."""
+        found = _RSS.search(Path(f"/proc/{self.process.pid}/status").read_text())
+        if found is None:
+            raise self.failed("has no memory any more")
+        return int(found[1]) / _KIB_A_MIB
+
+    @property
+    def cpu_seconds(self) -> float:
+        """The time it has computed for."""
+        parts = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(parts[_UTIME]) + int(parts[_UTIME + 1])) / _TICKS_A_SECOND
+
     def check(self) -> None:
         """Raise ChildError if it has ended."""
         if self.process.returncode is not None:
@@ -41,6 +62,14 @@ class Child:
         """Return the error with `what` and the last output of the program."""
         output = self.log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace")
         return ChildError(f"{self.name} {what}: {output}")
+
+    def pause(self) -> None:
+        """Stop it where it is."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it continue."""
+        self.process.send_signal(signal.SIGCONT)
 
     async def kill(self) -> None:
         """End it at once."""
