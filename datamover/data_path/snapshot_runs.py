@@ -194,7 +194,7 @@ class SnapshotRun:
     def _saved(self) -> JsonDict | None:
         """The snapshot that kopia has saved, as far as it has said so; None: none."""
         with suppress(KopiaError):
-            return self._answer and self._answer.document()
+            return None if self._answer is None else self._answer.document()
         return None
 
     @property
