@@ -20,7 +20,6 @@ from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, NotFoundError
 from core.kube.resources import JOBS
 from core.kube.transport import Retry
-from core.models.base import JsonDict
 from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotVerdict
 from tests.client.support.job_pods import ended
 from tests.client.support.user_scene import NAME, RECORD, UserScene
@@ -28,6 +27,7 @@ from tests.nodeagent.support.maintenance_scene import result
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.job_output import seal
+from tests.support.objects import JsonDict
 
 
 @pytest.fixture

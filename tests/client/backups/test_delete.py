@@ -169,7 +169,7 @@ async def test_a_backup_that_has_become_the_last_copy_since_the_plan_is_not_dele
 )
 async def test_a_backup_that_a_rule_holds_is_refused(scene: DeletionScene, status: dict[str, str], why: str) -> None:
     scene.put_backup("run", 3, **status)
-    spec = {"snapshotID": "s-now", "sourceNamespace": "app", "backupStorageLocation": "default"}
+    spec: dict[str, Any] = {"snapshotID": "s-now", "sourceNamespace": "app", "backupStorageLocation": "default"}
     spec |= {"targetVolume": {"pvc": "new", "namespace": "app"}}
     scene.put("DataDownload", "back", "velero.io/v2alpha1", spec=spec, status={"phase": "Accepted"})
     with pytest.raises(DeletionError, match=f"backup run cannot be deleted: {why}"):

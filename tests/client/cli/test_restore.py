@@ -168,6 +168,10 @@ def test_a_cluster_that_is_lost_while_creating_is_exit_code_2(shell: _Shell, mon
     async def lose(*_: object) -> None:
         monkeypatch.setattr(shell.scene.kube, "request", refuse)
 
+    async def repeat(*_: object) -> None:
+        """Retries are not waited for."""
+
+    monkeypatch.setattr(HandClock, "sleep", repeat)
     monkeypatch.setattr(restore, "check_restore", lose)
     done = shell.run("restore", "create", "back", "--from-backup", "night")
     assert done.code == 2, done.err

@@ -17,7 +17,10 @@ _GIB = 2**30
 
 def _backup(day: int) -> JsonDict:
     size, new = 40 * _GIB + day * _GIB // 8, _GIB // 4 + day % 5 * _GIB // 16
-    status = {"progress": {"totalBytes": size, "bytesDone": size}, "incrementalBytes": 40 * _GIB if day == 1 else new}
+    status: JsonDict = {
+        "progress": {"totalBytes": size, "bytesDone": size},
+        "incrementalBytes": 40 * _GIB if day == 1 else new,
+    }
     ended = f"2026-11-{day:02}T02:30:00Z"
     raw = transfer("DataUpload", f"nightly-{day:02}", "Completed", completionTimestamp=ended, **status)
     raw["spec"] |= {"sourceNamespace": "app", "sourcePVC": "data", "backupStorageLocation": "default"}
