@@ -34,8 +34,14 @@ def test_a_message_becomes_one_line_without_secrets() -> None:
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [
-        *[(-5, "0s"), (0, "0s"), (119, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h")],
-        *[(172_799, "47h"), (172_800, "2d")],
+        (-5, "0s"),
+        (0, "0s"),
+        (119, "119s"),
+        (120, "2m"),
+        (7199, "119m"),
+        (7200, "2h"),
+        (172_799, "47h"),
+        (172_800, "2d"),
     ],
 )
 def test_an_age_has_one_unit(seconds: float, shown: str) -> None:
@@ -45,8 +51,12 @@ def test_an_age_has_one_unit(seconds: float, shown: str) -> None:
 @pytest.mark.parametrize(
     ("size", "shown"),
     [
-        *[(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 * 2**29, "1.5 GiB")],
-        *[(2**60, "1024.0 PiB"), (-2048, "-2.0 KiB")],
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (3 * 2**29, "1.5 GiB"),
+        (2**60, "1024.0 PiB"),
+        (-2048, "-2.0 KiB"),
     ],
 )
 def test_a_size_has_a_binary_unit(size: int, shown: str) -> None:

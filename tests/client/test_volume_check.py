@@ -26,8 +26,12 @@ _SUM = hashlib.sha256(b"data").hexdigest()
 _CLASSES: dict[str, Any] = {"storage_class": "fast", "snapshot_class": "snap", "driver": "csi.example.com"}
 _PLAN = CheckPlan("x", "velero", _SPACE, "node-agent:1", "64Mi", location="default", **_CLASSES)
 _TESTED = (
-    *(kube.NAMESPACES, kube.PODS, kube.PERSISTENT_VOLUME_CLAIMS),
-    *(kube.VOLUME_SNAPSHOTS, kube.DATA_UPLOADS, kube.DATA_DOWNLOADS),
+    kube.NAMESPACES,
+    kube.PODS,
+    kube.PERSISTENT_VOLUME_CLAIMS,
+    kube.VOLUME_SNAPSHOTS,
+    kube.DATA_UPLOADS,
+    kube.DATA_DOWNLOADS,
 )
 
 

@@ -170,7 +170,13 @@ def test_a_shrunk_or_damaged_copy_does_not_justify_that_a_full_one_goes() -> Non
 
 
 _MARKS: Final = (
-    *("", "shrunk", "damaged", "shrunk damaged", "recorded", "recorded shrunk", "recorded damaged"),
+    "",
+    "shrunk",
+    "damaged",
+    "shrunk damaged",
+    "recorded",
+    "recorded shrunk",
+    "recorded damaged",
     "deleting",
 )
 _STATES: Final[list[JsonDict]] = [dict.fromkeys(marks.split(), True) for marks in _MARKS]

@@ -59,7 +59,8 @@ def test_a_no_deletes_nothing(shell: _Shell) -> None:
 
 def test_without_an_answer_nothing_is_deleted(shell: _Shell) -> None:
     assert shell.run("night") == (
-        *(2, ""),
+        2,
+        "",
         "error: backup delete asks a question, and there is no terminal: --yes skips it\n",
     )
     code, _, err = shell.run("night", answer="")

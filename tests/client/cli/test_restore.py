@@ -115,8 +115,8 @@ def test_a_restore_of_what_a_bucket_holds(shell: _Shell) -> None:
     found = shell.document(*words, "--namespace-mappings", "app:trial", "--storage-class-mappings", "fast:late")
     assert [(one["namespace"], one["claim"]) for one in found["volumes"]] == [("trial", "data")]
     assert shell.scene.claims["trial/data"]["spec"]["storageClassName"] == "late"
-    words = ("--from-backup", "night", "--from-storage-location", "default", "--pvc", "app/data")
-    assert shell.run("restore", "create", "one", *words).code == 0
+    chosen = ("--from-backup", "night", "--from-storage-location", "default", "--pvc", "app/data")
+    assert shell.run("restore", "create", "one", *chosen).code == 0
     assert shell.asked == [("default", ()), ("default", ("app",))]
 
 

@@ -40,9 +40,32 @@ _OTHER_TEXT: Final = {
 """Options whose help differs, since they are about something else."""
 
 _METAVARS: Final = {
-    *("NAME", "NAMES", "NAME,...", "NAMESPACE/NAME", "OLD:NEW,...", "LABELS", "KEY=VALUE,...", "ID", "UID", "PATH"),
-    *("DIRECTORY", "FORMAT", "[BOOL]", "yaml|json", None),
-    *("NUMBER", "DURATION", "QUANTITY", "CRON", "PORT", "URL", "HOSTS", "IMAGE", "POLICY", "TAINT,...", "FLAG=VALUE"),
+    "NAME",
+    "NAMES",
+    "NAME,...",
+    "NAMESPACE/NAME",
+    "OLD:NEW,...",
+    "LABELS",
+    "KEY=VALUE,...",
+    "ID",
+    "UID",
+    "PATH",
+    "DIRECTORY",
+    "FORMAT",
+    "[BOOL]",
+    "yaml|json",
+    None,
+    "NUMBER",
+    "DURATION",
+    "QUANTITY",
+    "CRON",
+    "PORT",
+    "URL",
+    "HOSTS",
+    "IMAGE",
+    "POLICY",
+    "TAINT,...",
+    "FLAG=VALUE",
 }
 
 

@@ -238,8 +238,16 @@ _MANY = tuple(f"v{number}" for number in range(50))
         ([replace(_DAILY, claims=lambda _: _MANY)], 12, 0, dict.fromkeys(_MANY, 7 * 24)),
     ],
     ids=[
-        *("daily with 7 d", "weekly with 28 d", "hourly with 24 h", "hourly with 2 h", "two schedules on one volume"),
-        *("10 days suspended", "ttl from 30 d to 7 d", "a volume gone", "the last volume gone", "50 volumes"),
+        "daily with 7 d",
+        "weekly with 28 d",
+        "hourly with 24 h",
+        "hourly with 2 h",
+        "two schedules on one volume",
+        "10 days suspended",
+        "ttl from 30 d to 7 d",
+        "a volume gone",
+        "the last volume gone",
+        "50 volumes",
     ],
 )
 async def test_everyday_life_needs_no_person(

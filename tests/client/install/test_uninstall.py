@@ -76,15 +76,19 @@ def _names(plan: RemovalPlan) -> list[str]:
 
 
 _SHARED = (
-    *("Job velero/job", "Lease velero/node-agent-dispatcher", "Lease velero/node-agent-backup-deletions"),
-    *("ConfigMap velero/node-agent-admissions", "ConfigMap velero/node-agent-history-2"),
+    "Job velero/job",
+    "Lease velero/node-agent-dispatcher",
+    "Lease velero/node-agent-backup-deletions",
+    "ConfigMap velero/node-agent-admissions",
+    "ConfigMap velero/node-agent-history-2",
 )
 
 
 @pytest.mark.parametrize(
     ("resource", "name", "labels"),
     [
-        *[(kube.DAEMON_SETS, "node-agent", {}), (kube.DAEMON_SETS, "node-agent-windows", {})],
+        (kube.DAEMON_SETS, "node-agent", {}),
+        (kube.DAEMON_SETS, "node-agent-windows", {}),
         (kube.PODS, "node-agent-x", _AGENT),
     ],
 )

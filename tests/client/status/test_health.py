@@ -199,7 +199,13 @@ async def test_without_a_leader_that_renews_it_is_unhealthy(scene: StatusScene, 
     "path",
     [
         *(kind.resource.plural for kind in TRANSFER_KINDS),
-        *("backuprepositories", "backupstoragelocations", "pods", "leases", "daemonsets", "configmaps", "cronjobs"),
+        "backuprepositories",
+        "backupstoragelocations",
+        "pods",
+        "leases",
+        "daemonsets",
+        "configmaps",
+        "cronjobs",
     ],
 )
 @pytest.mark.parametrize("status", [403, 404, 500])

@@ -10,8 +10,14 @@ _PHASES = (*["Completed"] * 7, "Failed", "InProgress", "New")
 _TIME = "2026-11-21T11:00:00Z"
 
 CROWDED_PATHS = (
-    *("/", "/transfers", "/transfers?state=active&sort=node", "/transfers/du/t-00000", "/nodes/node-001"),
-    *("/queue", "/repositories", "/repositories/app-0-default-kopia"),
+    "/",
+    "/transfers",
+    "/transfers?state=active&sort=node",
+    "/transfers/du/t-00000",
+    "/nodes/node-001",
+    "/queue",
+    "/repositories",
+    "/repositories/app-0-default-kopia",
 )
 
 

@@ -17,8 +17,14 @@ HOSTILE = "\"'><img src=x onerror='window.hacked=1'><script>window.hacked=2</scr
 """Ends an attribute and a title, runs scripts where it is no text, and is a template."""
 
 HOSTILE_PATHS = (
-    *("/", "/transfers", "/transfers/du/moving", "/transfers/du/broken", "/nodes/a", "/queue"),
-    *("/repositories", "/repositories/app-default-kopia"),
+    "/",
+    "/transfers",
+    "/transfers/du/moving",
+    "/transfers/du/broken",
+    "/nodes/a",
+    "/queue",
+    "/repositories",
+    "/repositories/app-default-kopia",
 )
 
 _ENDED = "2026-11-21T11:30:00Z"

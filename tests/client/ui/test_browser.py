@@ -23,7 +23,12 @@ _FACTS = {
     "/volumes/app/logs": ("Its PVC is gone", "Backup size: last", "None is listed"),
     "/transfers": ("27 transfers", "100.0 MiB of 500.0 MiB", "position 1 in the queue", "WaitingForSlot", "Slot 2"),
     "/transfers/du/moving": (
-        *("wait: it is under way", "the leader accepted it.", "moving 100s", "1.0 MiB/s, 6m left", "app/data", "b1"),
+        "wait: it is under way",
+        "the leader accepted it.",
+        "moving 100s",
+        "1.0 MiB/s, 6m left",
+        "app/data",
+        "b1",
     ),
     "/transfers/du/broken": ("fix the cause", "no space left", "nodeagent describe du/broken -n velero"),
     "/transfers/du/first": ("Position in the queue", "Queued"),

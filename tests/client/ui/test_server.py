@@ -16,7 +16,12 @@ from tests.client.support.volumes_scene import put_volumes
 from tests.nodeagent.support.maintenance_scene import repository_object
 
 _PATHS = [
-    *("/", "/transfers", "/transfers/du/moving", "/nodes/a", "/queue", "/repositories"),
+    "/",
+    "/transfers",
+    "/transfers/du/moving",
+    "/nodes/a",
+    "/queue",
+    "/repositories",
     "/repositories/app-default-kopia",
 ]
 
