@@ -203,15 +203,13 @@ async def test_names_missing_in_the_cluster_are_reported_with_a_hint() -> None:
     ]
 
 
-async def test_a_resource_that_cannot_be_listed_is_reported() -> None:
-    config = parse_config(json.dumps(_NAMES)).config
-    findings = await check_names(scripted_client(lambda _: rejection(403, "not you")), config)
-    assert [finding.problem.split(" could")[0] for finding in findings] == [
-        "storage classes",
-        "priority classes",
-        "nodes",
-    ]
+async def test_a_resource_that_cannot_be_listed_is_reported_if_something_names_it() -> None:
+    client = scripted_client(lambda _: rejection(403, "not you"))
+    findings = await check_names(client, parse_config(json.dumps(_NAMES)).config)
+    listed = [finding.problem.split(" could")[0] for finding in findings]
+    assert listed == ["storage classes", "priority classes", "nodes"]
     assert all(finding == ConfigFinding("", finding.problem) for finding in findings)
+    assert await check_names(client, parse_config("{}").config) == []
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_the_repositorys_number_of_jobs_counts_also_if_0(own: int | None, common
 
 
 def test_tolerations_of_global_apply_to_every_repository() -> None:
-    toleration = {"key": "backup", "operator": "Exists", "effect": "NoSchedule"}
+    toleration = {"key": "backup", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60}
     for key, expected in (("common", (toleration,)), ("own", ())):
         assert _settings(**{key: {"tolerations": [toleration]}}).job.tolerations == expected
 
