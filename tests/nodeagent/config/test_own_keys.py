@@ -155,9 +155,15 @@ def test_every_key_has_its_effect_on_every_kind() -> None:
         oomMemoryFactor=2,
         oomMemoryLimitMax="8Gi",
     )
-    limits = {"initial_backoff": timedelta(minutes=1), "max_backoff": timedelta(minutes=90)}
-    memory = {"oom_memory_factor": 2, "oom_memory_limit_max": "8Gi"}
-    expected = RetryRules(enabled=False, max_retries=7, deadline=timedelta(hours=8), **limits, **memory)
+    expected = RetryRules(
+        enabled=False,
+        max_retries=7,
+        initial_backoff=timedelta(minutes=1),
+        max_backoff=timedelta(minutes=90),
+        deadline=timedelta(hours=8),
+        oom_memory_factor=2,
+        oom_memory_limit_max="8Gi",
+    )
     assert rules == dict.fromkeys(TRANSFERS, expected)
 
 

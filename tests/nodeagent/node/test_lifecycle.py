@@ -78,8 +78,8 @@ def rows_of_another_attempt() -> list[Row]:
     """The rows of a transfer that was interrupted, up to the start of its next attempt."""
 
     def between(action: Action, stages: Collection[AttemptStage], **allowed: Collection[Any]) -> Row:
-        chosen = {"outcome_recorded": {False}, "cancel": NO_CANCEL, "stage": stages} | allowed
-        return row(action, IN_PROGRESS, owned=True, **chosen)
+        chosen: dict[str, Collection[Any]] = {"outcome_recorded": {False}, "cancel": NO_CANCEL, "stage": stages}
+        return row(action, IN_PROGRESS, owned=True, **chosen | allowed)
 
     return [
         between(Action.FINISH, BETWEEN | EXPOSING, outcome_recorded={True}, cancel=ANY_CANCEL),

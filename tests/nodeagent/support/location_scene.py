@@ -42,7 +42,7 @@ class LocationScene(PodScene):
 
     def put_location(self, provider: str = "velero.io/aws", status: JsonDict | None = None, **spec: Any) -> None:
         """Create or replace the location, as a user does: its status stays."""
-        found = next(iter(self.kube.objects(BACKUP_STORAGE_LOCATIONS)), {"metadata": {}})
+        found: JsonDict = next(iter(self.kube.objects(BACKUP_STORAGE_LOCATIONS)), {"metadata": {}})
         status = found.get("status", {}) if status is None else status
         whole = {"provider": provider, "objectStorage": {"bucket": "b"}, **spec}
         self.kube.put(

@@ -145,7 +145,7 @@ _NOON = {"startTimestamp": "2026-11-21T12:00:00Z"}
 @pytest.mark.parametrize(
     ("transfer", "change", "status", "labels"),
     [
-        (upload(Phase.NEW), _MARKS, {"acceptedTimestamp": STAMP, **_MARKS.status}, _HELD | _MARKS.labels),
+        (upload(Phase.NEW), _MARKS, {"acceptedTimestamp": STAMP, **_MARKS.status}, {**_HELD, **_MARKS.labels}),
         (upload(Phase.PREPARED, message="waits"), Change(), {"startTimestamp": STAMP, "message": None}, _FREE),
         (upload(Phase.IN_PROGRESS, **_NOON), Change(), {"completionTimestamp": STAMP}, None),
         (

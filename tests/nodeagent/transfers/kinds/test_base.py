@@ -32,7 +32,7 @@ from tests.support.fakekube import FakeKube
 from tests.support.golden import recorded
 from tests.support.versions import KINDS, VERSIONS, golden
 
-ADAPTERS = {
+ADAPTERS: dict[str, type[Kind[Any]]] = {
     "dataupload": DataUploadKind,
     "datadownload": DataDownloadKind,
     "podvolumebackup": PodVolumeBackupKind,
