@@ -1,4 +1,4 @@
-"""The controller of BackupRepositories: Ready through an init pod, or NotReady with the cause."""
+"""The controller of BackupRepositories: Ready through an init pod, or NotReady with the cause; and its requests."""
 
 import asyncio
 import base64
@@ -9,8 +9,10 @@ import pytest
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS, SECRETS
 from core.models.names import OWNER_UID_LABEL
 from exposer.workload import ONTO_ANY_NODE
+from nodeagent.leader.repositories.init_pod import init_resources
 from nodeagent.runtime.settings import RepositoryControllerMode
 from tests.nodeagent.support.repository_scene import GOOD, RECORDED, SERVER, build_controller, open_scene, put_secret
+from tests.support.objects import JsonDict
 from tests.support.tasks import until
 
 pytestmark = pytest.mark.looptime
@@ -179,15 +181,7 @@ async def test_an_unschedulable_pod_tolerates_cordoned_nodes_after_a_while_and_f
         assert scene.pod is None
 
 
-async def test_a_rejected_pod_is_reported_at_once() -> None:
-    scene = open_scene()
-    scene.kube.fail_next("POST", "pods", 403)
-    async with scene.running():
-        await scene.until_phase("NotReady", seconds=2)
-    assert "create Pod velero/app-default-kopia-init: 403" in scene.message
-
-
-async def test_a_missing_account_is_waited_for() -> None:
+async def test_a_missing_account_is_waited_for_and_another_rejection_reported_at_once() -> None:
     """The repository would be NotReady otherwise, and fail the transfers that wait for the same account."""
     scene = open_scene()
     missing = 'error looking up service account velero/movers: serviceaccount "movers" not found'
@@ -196,6 +190,11 @@ async def test_a_missing_account_is_waited_for() -> None:
         await asyncio.sleep(5)
         assert (scene.phase, scene.pod) == ("", None)
         assert missing in scene.message
+        scene.kube.fulfill()
+        scene.kube.fail_next("POST", "pods", 403)
+        await scene.until_phase("NotReady", seconds=30)
+        assert "create Pod velero/app-default-kopia-init: 403" in scene.message
+        await scene.until_pod(seconds=310)
         await scene.succeed()
     assert scene.message == ""
 
@@ -227,29 +226,23 @@ async def test_a_create_whose_response_is_lost_creates_no_second_pod(what: str) 
         await scene.succeed()
 
 
-async def test_a_restarted_controller_continues_with_the_pod_it_finds() -> None:
+@pytest.mark.parametrize("written", [True, False])
+async def test_a_restarted_controller_continues_with_the_pod_and_writes_its_result_once(written: bool) -> None:
     async with open_scene().running() as scene:
         await scene.until_pod()
-    scene.end_pod(0, GOOD)
-    scene.controller = build_controller(scene.kube, RepositoryControllerMode.AUTO)
-    async with scene.running():
-        await scene.until_phase("Ready", seconds=2)
-        await asyncio.sleep(1)
-    assert scene.pod is None
-    assert [request.method for request in scene.kube.requests if request.path.endswith("/pods")].count("POST") == 1
-
-
-async def test_a_result_that_was_written_before_a_crash_is_not_written_twice() -> None:
-    async with open_scene().running() as scene:
-        await scene.until_pod()
-        scene.kube.fail_next("DELETE", "pods", 403)
-        scene.end_pod(12, "wrong key")
-        await scene.until_phase("NotReady")
+        if written:
+            scene.kube.fail_next("DELETE", "pods", 403)
+            scene.end_pod(12, "wrong key")
+            await scene.until_phase("NotReady")
     version = scene.repository["metadata"]["resourceVersion"]
+    if not written:
+        scene.end_pod(0, GOOD)
     scene.controller = build_controller(scene.kube, RepositoryControllerMode.AUTO)
     async with scene.running():
         await until(lambda: scene.pod is None, seconds=5)
-        assert scene.repository["metadata"]["resourceVersion"] == version
+        assert (scene.repository["metadata"]["resourceVersion"] == version) is written
+        assert scene.phase == ("NotReady" if written else "Ready")
+    assert [request.method for request in scene.kube.requests if request.path.endswith("/pods")].count("POST") == 1
 
 
 @pytest.mark.parametrize("labels", [{}, {OWNER_UID_LABEL: "uid-of-another"}])
@@ -265,23 +258,26 @@ async def test_a_foreign_pod_of_that_name_is_reported_after_a_while_and_left_alo
 
 
 @pytest.mark.parametrize(
-    ("mode", "server", "ours"),
+    ("mode", "server", "kind", "ours"),
     [
-        (RepositoryControllerMode.AUTO, True, False),
-        (RepositoryControllerMode.ON, True, True),
-        (RepositoryControllerMode.OFF, False, False),
-        (RepositoryControllerMode.OFF, True, False),
+        (RepositoryControllerMode.AUTO, True, "kopia", False),
+        (RepositoryControllerMode.ON, True, "kopia", True),
+        (RepositoryControllerMode.OFF, False, "kopia", False),
+        (RepositoryControllerMode.AUTO, False, "restic", False),
     ],
 )
-async def test_mode_and_server_decide_who_acts(mode: RepositoryControllerMode, server: bool, ours: bool) -> None:
+async def test_mode_server_and_kind_decide_who_acts(
+    mode: RepositoryControllerMode, server: bool, kind: str, ours: bool
+) -> None:
     scene = open_scene(mode)
+    scene.kube.put(scene.repository | {"spec": scene.repository["spec"] | {"repositoryType": kind}})
     if server:
         scene.kube.put(SERVER)
     async with scene.running():
         await asyncio.sleep(70)
-    assert (scene.pod is not None) is ours
+    assert ((scene.pod is not None), scene.phase) == (ours, "")
     secrets = {secret["metadata"]["name"] for secret in scene.kube.objects(SECRETS)}
-    assert ("velero-repo-credentials" in secrets) is ours
+    assert ("velero-repo-credentials" in secrets) is (ours or kind == "restic")
 
 
 async def test_a_server_that_is_installed_later_is_observed_before_anything_is_created() -> None:
@@ -298,16 +294,6 @@ async def test_a_server_that_is_installed_later_is_observed_before_anything_is_c
     assert scene.pod is None
 
 
-async def test_a_restic_repository_is_ignored() -> None:
-    scene = open_scene()
-    repository = scene.repository
-    scene.kube.put(repository | {"spec": repository["spec"] | {"repositoryType": "restic"}})
-    async with scene.running():
-        await asyncio.sleep(60)
-    assert scene.pod is None
-    assert scene.phase == ""
-
-
 async def test_a_deleted_repository_is_forgotten() -> None:
     scene = open_scene()
     cluster, retries = scene.controller.cluster, scene.controller._retries
@@ -320,3 +306,24 @@ async def test_a_deleted_repository_is_forgotten() -> None:
         await asyncio.sleep(1)
         assert b"repository_name=" not in cluster.metrics.render()
         assert retries._attempts == {}
+
+
+@pytest.mark.parametrize(
+    ("movers", "requests"),
+    [
+        pytest.param({}, None, id="nothing configured"),
+        pytest.param(
+            {"requests": {"cpu": "4", "memory": "8Gi"}, "limits": {"cpu": "8", "memory": "16Gi"}},
+            {"cpu": "100m", "memory": "128Mi"},
+            id="more than it needs",
+        ),
+        pytest.param({"limits": {"memory": "2Gi"}}, {"memory": "128Mi"}, id="a limit alone would be a request"),
+        pytest.param({"requests": {"cpu": "10m", "memory": "64Mi"}}, {"cpu": "10m", "memory": "64Mi"}, id="less"),
+        pytest.param({"limits": {"memory": "64Mi"}}, {"memory": "64Mi"}, id="no request beyond the limit"),
+        pytest.param({"requests": {"ephemeral-storage": "50Gi"}}, {"ephemeral-storage": "128Mi"}, id="storage"),
+    ],
+)
+def test_an_init_pod_requests_less_than_a_mover(movers: JsonDict, requests: JsonDict | None) -> None:
+    found = init_resources(movers)
+    assert found.get("requests") == requests
+    assert found.get("limits") == movers.get("limits")

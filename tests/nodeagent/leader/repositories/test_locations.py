@@ -17,7 +17,6 @@ from tests.support.tasks import until
 
 pytestmark = pytest.mark.looptime
 
-_START = "2026-11-21T12:00:{:02}Z"
 _PREFIX = f'BackupStorageLocation "{NAME}" is unavailable: '
 _GOOD = json.dumps({"needsPod": False})
 
@@ -25,20 +24,6 @@ _GOOD = json.dumps({"needsPod": False})
 def _writes(scene: LocationScene) -> int:
     path = BACKUP_STORAGE_LOCATIONS.path("velero", NAME)
     return sum(request.method == "PATCH" and request.path == path for request in scene.kube.requests)
-
-
-async def test_an_available_location_gets_the_status_that_velero_writes() -> None:
-    scene = LocationScene()
-    scene.put_location(status={"lastSyncedTime": "2026-11-20T10:00:00Z", "phase": "Unavailable", "message": "old"})
-    async with scene.running():
-        await asyncio.sleep(1)
-        assert scene.status == {
-            "lastSyncedTime": "2026-11-20T10:00:00Z",
-            "phase": "Available",
-            "lastValidationTime": _START.format(0),
-        }
-        assert scene.metric == 1.0
-        assert scene.pod is None
 
 
 async def test_an_unavailable_location_gets_a_short_message_without_secrets() -> None:
@@ -53,9 +38,14 @@ async def test_an_unavailable_location_gets_a_short_message_without_secrets() ->
     assert scene.metric == 0.0
 
 
-async def test_it_is_validated_every_minute_and_written_once_each_time() -> None:
-    async with LocationScene().running() as scene:
+async def test_it_is_validated_every_minute_and_gets_the_status_that_velero_writes_once_each_time() -> None:
+    scene = LocationScene()
+    synced = {"lastSyncedTime": "2026-11-20T10:00:00Z"}
+    scene.put_location(status={"phase": "Unavailable", "message": "old"} | synced)
+    async with scene.running():
         await asyncio.sleep(30)
+        first = {"phase": "Available", "lastValidationTime": "2026-11-21T12:00:00Z"}
+        assert (scene.status, scene.metric, scene.pod) == (first | synced, 1.0, None)
         scene.verdict = Verdict("the bucket does not exist")
         await asyncio.sleep(29)
         assert (scene.status["phase"], _writes(scene)) == ("Available", 1)
@@ -63,7 +53,7 @@ async def test_it_is_validated_every_minute_and_written_once_each_time() -> None
         assert (scene.status["phase"], _writes(scene)) == ("Unavailable", 2)
         scene.verdict = Verdict()
         await asyncio.sleep(60)
-        assert scene.status == {"phase": "Available", "lastValidationTime": "2026-11-21T12:02:00Z"}
+        assert scene.status == synced | {"phase": "Available", "lastValidationTime": "2026-11-21T12:02:00Z"}
         assert _writes(scene) == 3
     assert scene.validated_at == pytest.approx([0, 60, 120], abs=1)
 
@@ -78,19 +68,14 @@ async def test_the_locations_frequency_is_honored(frequency: str | None, validat
     async with scene.running():
         await asyncio.sleep(485)
     assert len(scene.validated_at) == _writes(scene) == validations
+    if frequency == "0s":
+        # It allows the first validation only.
+        async with scene.running():
+            await asyncio.sleep(200)
+            assert (len(scene.validated_at), scene.metric) == (1, 1.0)
 
 
-async def test_a_frequency_of_zero_allows_the_first_validation_only() -> None:
-    scene = LocationScene()
-    scene.put_location(status={"phase": "Available", "lastValidationTime": "2026-11-20T10:00:00Z"})
-    scene.put_location(validationFrequency="0")
-    async with scene.running():
-        await asyncio.sleep(200)
-        assert scene.validated_at == []
-        assert scene.metric == 1.0
-
-
-async def test_a_new_spec_is_validated_at_once_and_a_new_status_is_not() -> None:
+async def test_a_new_spec_or_location_is_validated_at_once_and_a_new_status_is_not() -> None:
     async with LocationScene().running() as scene:
         await asyncio.sleep(10)
         scene.put_location(status=scene.status | {"lastSyncedTime": "2026-11-20T10:00:00Z"})
@@ -98,7 +83,13 @@ async def test_a_new_spec_is_validated_at_once_and_a_new_status_is_not() -> None
         assert len(scene.validated_at) == 1
         scene.put_location(objectStorage={"bucket": "other"})
         await asyncio.sleep(2)
-    assert len(scene.validated_at) == 2
+        assert len(scene.validated_at) == 2
+        await scene.delete_location()
+        await asyncio.sleep(1)
+        assert scene.metric is None
+        scene.put_location()
+        await asyncio.sleep(1)
+    assert len(scene.validated_at) == 3
 
 
 async def test_an_edit_during_a_validation_makes_its_result_invalid() -> None:
@@ -181,23 +172,22 @@ async def test_a_pod_that_cannot_start_makes_the_location_unavailable_after_nine
         assert scene.pod is None
 
 
-async def test_a_pod_that_does_not_end_makes_the_location_unavailable() -> None:
-    async with LocationScene(verdict=None).running() as scene:
-        await scene.until_pod()
-        scene.set_pod(phase="Running")
-        await asyncio.sleep(170)
-        assert scene.status == {}
-        await asyncio.sleep(20)
-    assert scene.status["message"].endswith("pod velero/default-validation did not end: the storage may not answer")
-
-
-async def test_a_pod_that_only_starts_makes_the_location_unavailable_for_that_reason() -> None:
+@pytest.mark.parametrize(
+    ("phase", "ending"),
+    [
+        ("Running", "pod velero/default-validation did not end: the storage may not answer"),
+        ("Pending", "Pod velero/default-validation is starting on node node-a"),
+    ],
+)
+async def test_a_pod_that_does_not_end_or_only_starts_makes_the_location_unavailable(phase: str, ending: str) -> None:
     async with LocationScene(verdict=None).running() as scene:
         pod = await scene.until_pod()
         scene.kube.put(pod | {"spec": pod["spec"] | {"nodeName": "node-a"}})
-        scene.set_pod(phase="Pending")
-        await asyncio.sleep(190)
-    assert scene.status["message"].endswith("Pod velero/default-validation is starting on node node-a")
+        scene.set_pod(phase=phase)
+        await asyncio.sleep(170)
+        assert scene.status == {}
+        await asyncio.sleep(20)
+    assert scene.status["message"].endswith(ending)
 
 
 async def test_a_rejected_pod_is_reported_and_not_repeated_before_ten_minutes() -> None:
@@ -251,19 +241,6 @@ async def test_a_pod_is_deleted_when_a_server_is_installed() -> None:
         await asyncio.sleep(70)
         assert scene.pod is None
     assert scene.status == {}
-
-
-async def test_a_deleted_location_has_no_metric_and_a_new_one_of_its_name_is_validated() -> None:
-    async with LocationScene().running() as scene:
-        await asyncio.sleep(1)
-        before = scene.location
-        await scene.delete_location()
-        await asyncio.sleep(1)
-        assert scene.metric is None
-        scene.put_location()
-        await asyncio.sleep(1)
-        assert scene.location["metadata"]["uid"] != before["metadata"]["uid"]
-    assert len(scene.validated_at) == 2
 
 
 @pytest.mark.parametrize(
