@@ -1,12 +1,17 @@
-"""The leader has repositories verified, beside a Velero server too, and records what was found."""
+"""The leader has repositories verified and volumes restored, beside a Velero server too, and records what was found."""
 
 import asyncio
+import json
 from datetime import timedelta
 
 import pytest
 
+from core.kube.resources import DATA_UPLOADS
 from core.kube.transport import Request, Response
+from core.models.base import JsonDict, format_time
 from core.models.verification import SHARE_LINE, SHARES, SnapshotVerification, VerificationOutcome, VerifiedShare
+from exposer.pods import JobSettings
+from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.config.windows import VerificationPlan
 from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.nodeagent.support.maintenance_scene import (
@@ -18,6 +23,7 @@ from tests.nodeagent.support.maintenance_scene import (
     words_of,
 )
 from tests.nodeagent.support.repository_scene import SERVER
+from tests.support.clock import NOON
 from tests.support.job_output import seal
 
 pytestmark = pytest.mark.looptime
@@ -75,6 +81,7 @@ async def test_damage_is_recorded_on_its_backup_and_names_the_copy_that_is_right
             verified_line("one", VerificationOutcome.FAILED, "db/wal: invalid checksum"),
             verified_line("two", VerificationOutcome.PASSED),
             verified_line("three", VerificationOutcome.PASSED),
+            verified_line("of another cluster", VerificationOutcome.FAILED, "db: invalid checksum"),
             *_shares(*_ALL),
         ]
         await scene.finish(job, *lines)
@@ -82,24 +89,11 @@ async def test_damage_is_recorded_on_its_backup_and_names_the_copy_that_is_right
     # At one time: else the metrics of the PVC had the one that passed.
     assert len(set(scene.verified("at").values())) == 1
     assert scene.stored["outcome"] == "failed"
-    (damaged,) = scene.stored["damaged"]
+    damaged, unnamed = scene.stored["damaged"]
     assert damaged.startswith("PVC app/data: damaged: backup backup-one of 2026-")
     assert ": db/wal: invalid checksum; still right: backup backup-two of 2026-" in damaged
-    assert sorted(reason for reason, _ in scene.events()) == ["VerificationFailed", "VerificationFailed"]
-
-
-async def test_damage_to_which_no_backup_refers_is_no_success(scene: VerificationScene) -> None:
-    async with scene.running():
-        job = await scene.until_job(seconds=2 * MINUTE)
-        lines = [
-            verified_line("one", VerificationOutcome.PASSED),
-            verified_line("of another cluster", VerificationOutcome.FAILED, "db: invalid checksum"),
-            *_shares(*_ALL),
-        ]
-        await scene.finish(job, *lines)
-    assert scene.verified()["one"] == "passed"
-    assert scene.stored["outcome"] == "failed"
-    assert scene.reasons() == ["VerificationFailed"]
+    assert unnamed.startswith("kopia snapshots without a backup in this cluster: damaged: id-of another cluster: ")
+    assert scene.reasons() == ["VerificationFailed"] * 3
 
 
 @pytest.mark.parametrize("exit_code", [0, 1])
@@ -142,7 +136,7 @@ async def test_what_a_job_could_not_find_out_is_tried_again(scene: VerificationS
         await scene.until_job(seconds=2 * _HOUR, but=len(scene.jobs))
 
 
-async def test_jobs_of_both_kinds_share_the_places_of_maintenance() -> None:
+async def test_jobs_of_both_kinds_share_the_places_and_nothing_is_verified_unless_configured() -> None:
     scene = VerificationScene(MaintenanceSwitch.ON, backups=["uid"], verification=VerificationPlan(timedelta(hours=16)))
     scene.kube.put(repository_object("shop-default-kopia", lastMaintenanceTime="2026-11-21T10:00:00Z"))
     async with scene.running():
@@ -154,6 +148,10 @@ async def test_jobs_of_both_kinds_share_the_places_of_maintenance() -> None:
             await scene.until_labeled(first)
         scene.end(first, 0, result())
         await scene.until_job(seconds=10 * MINUTE, but=1)
+    scene = VerificationScene(MaintenanceSwitch.OFF, backups=["uid"])
+    async with scene.running():
+        await asyncio.sleep(3 * _HOUR)
+    assert scene.jobs == []
 
 
 async def test_maintenance_that_waits_goes_before_the_next_verification() -> None:
@@ -173,8 +171,127 @@ async def test_maintenance_that_waits_goes_before_the_next_verification() -> Non
         assert "nodeagent.io/verified-repository" not in job["metadata"]["labels"]
 
 
-async def test_nothing_is_verified_unless_configured(scene: VerificationScene) -> None:
-    scene.verification = None
-    async with scene.running():
-        await asyncio.sleep(3 * _HOUR)
-    assert scene.jobs == []
+_ANNOTATION = "nodeagent.io/verification"
+
+
+def _store(restoring: VerificationScene, record: JsonDict) -> None:
+    repository = restoring.repository()
+    annotations = {_ANNOTATION: json.dumps(record)}
+    restoring.kube.put(repository | {"metadata": repository["metadata"] | {"annotations": annotations}})
+
+
+@pytest.fixture
+def restoring() -> VerificationScene:
+    """A repository beside a Velero server, whose shares were all read, with backups of two PVCs and of a pod volume."""
+    made = VerificationScene(
+        verification=VerificationPlan(timedelta(days=30), restore_test=True, restore_test_class="scratch"),
+        settings=MaintenanceSettings(job=JobSettings(priority_class_name="low")),
+        backups=["uid"],
+    )
+    made.kube.put(SERVER)
+    for name, claim in (("one", "data"), ("two", "data"), ("three", "logs"), ("four", "")):
+        made.put_backup(name, claim)
+    # Before the backups, which they do not prove.
+    read = format_time(NOON - timedelta(hours=1))
+    _store(made, {"shares": {str(share): read for share in range(SHARES)}, "job": read})
+    return made
+
+
+def _claim(job: JsonDict) -> str:
+    return str(job["metadata"]["annotations"]["nodeagent.io/restore-test"])
+
+
+async def test_one_volume_is_restored_in_a_period_and_then_the_next_one(restoring: VerificationScene) -> None:
+    async with restoring.running():
+        job = await restoring.next_job()
+        options = ["--agent-namespace=velero", "--storage-class=scratch", "--timeout=6h0m0s"]
+        assert (_claim(job), words_of(job)) == ("data", ["run-restore-test", "DataUpload", "two", *options])
+        pod = job["spec"]["template"]["spec"]
+        assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("node-agent-restore-test", "low")
+        assert (
+            job["metadata"]["labels"]["nodeagent.io/verified-repository"] == restoring.repository()["metadata"]["uid"]
+        )
+        await restoring.finish(job, verified_line("two", VerificationOutcome.PASSED))
+        assert restoring.verified() == {"two": "passed"}
+        text = "PVC data was restored and compared: 3 files with 7 bytes are right"
+        assert restoring.events() == [("Verified", text)]
+        await asyncio.sleep(2 * _HOUR)
+        assert len(restoring.jobs) == 1
+    # Another leader goes on from there, a period later.
+    tests = restoring.stored["restoreTests"]
+    assert (tests["claim"], tests["outcome"], list(tests["tested"])) == ("data", "passed", ["data"])
+    ago = format_time(NOON - timedelta(days=30))
+    _store(restoring, restoring.stored | {"restoreTests": tests | {"at": ago, "tested": {"data": ago}}})
+    async with restoring.running():
+        assert _claim(await restoring.next_job()) == "logs"
+
+
+async def test_the_end_of_a_test_is_stored_by_the_next_leader(restoring: VerificationScene) -> None:
+    async with restoring.running():
+        job = await restoring.next_job()
+    await restoring.finish(job, verified_line("two", VerificationOutcome.FAILED, "etc/passwd: owner 7 instead of 0"))
+    async with restoring.running():
+        await asyncio.sleep(MINUTE)
+        assert len(restoring.jobs) == 1
+    (damaged,) = restoring.stored["damaged"]
+    assert damaged.startswith("PVC app/data: damaged: backup backup-two")
+    assert ": etc/passwd: owner 7 instead of 0; no copy is known to be right" in damaged
+    assert restoring.verified() == {"two": "failed"}
+    assert [reason for reason, _ in restoring.events()] == ["VerificationFailed", "VerificationFailed"]
+
+
+@pytest.mark.parametrize("kind", ["unknown", "failed", "no pod"])
+async def test_a_test_without_a_finding_is_repeated_and_then_the_next_has_its_turn(
+    restoring: VerificationScene, kind: str
+) -> None:
+    tested = []
+    async with restoring.running():
+        for _ in range(4):
+            job = await restoring.next_job(seconds=2 * _HOUR)
+            tested.append(_claim(job))
+            match kind:
+                case "unknown":
+                    await restoring.finish(job, verified_line("two", None, "no room"))
+                case "failed":
+                    await restoring.finish(job, exit_code=1, message="no room")
+                case _:
+                    await asyncio.sleep(11 * MINUTE)
+                    assert restoring.jobs == []
+    assert tested == ["data", "data", "data", "logs"]
+    assert restoring.stored["restoreTests"]["failures"] == 4
+    assert restoring.verified() == {}
+    reason, text = restoring.events()[-1]
+    assert reason == "VerificationIncomplete"
+    assert "PVC logs: " in text
+    assert ("no room" in text) is (kind != "no pod")
+
+
+async def test_a_test_whose_pod_never_ran_keeps_what_was_tested(restoring: VerificationScene) -> None:
+    ago = format_time(NOON - timedelta(days=40))
+    _store(restoring, restoring.stored | {"restoreTests": {"at": ago, "claim": "logs", "tested": {"logs": ago}}})
+    async with restoring.running():
+        assert _claim(await restoring.next_job()) == "data"
+        await asyncio.sleep(11 * MINUTE)
+    assert (restoring.stored["restoreTests"]["failures"], restoring.stored["restoreTests"]["tested"]) == (
+        1,
+        {"logs": ago},
+    )
+
+
+@pytest.mark.parametrize("missing", ["account", "copy"])
+async def test_without_its_account_or_a_good_copy_nothing_starts(restoring: VerificationScene, missing: str) -> None:
+    if missing == "account":
+        text = "error looking up service account velero/node-agent-restore-test: serviceaccount not found"
+        restoring.kube.fail_next("POST", "/pods", 403, times=99, message=text)
+    for one in restoring.kube.objects(DATA_UPLOADS) if missing == "copy" else ():
+        failed = {_ANNOTATION: json.dumps({"at": format_time(NOON), "outcome": "failed"})}
+        restoring.kube.put(one | {"metadata": one["metadata"] | {"annotations": failed}})
+    async with restoring.running():
+        await asyncio.sleep(_HOUR)
+    assert restoring.jobs == []
+    # There may be very many.
+    assert sum(one.path.endswith("/datauploads") for one in restoring.kube.requests) == 1
+    if missing == "account":
+        ((reason, text),) = restoring.events()
+        assert reason == "VerificationRejected"
+        assert text.endswith("; nodeagent install --restore-tests makes the account, or restoreTests of the chart")

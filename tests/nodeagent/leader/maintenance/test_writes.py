@@ -22,7 +22,6 @@ from tests.nodeagent.support.maintenance_scene import (
     MaintenanceScene,
     repository_object,
     result,
-    velero_job,
     words_of,
 )
 from tests.nodeagent.support.repository_scene import SERVER
@@ -169,26 +168,6 @@ async def test_repositories_that_are_held_cost_few_requests(hold: str) -> None:
     assert per_minute <= 2 + (1.8 * count if hold in {"location-read-only", "window", "rejected"} else 1)
 
 
-async def test_a_job_whose_pod_found_nothing_to_do_is_not_followed_by_another_at_once() -> None:
-    async with MaintenanceScene().running() as scene:
-        await scene.run_once("Repo maintenance error: evicted", exit_code=1)
-        await scene.run_once(result("none", reason="nothing is due"), seconds=10 * MINUTE)
-        assert [job for job in scene.jobs if not job.get("status")] == []
-        await asyncio.sleep(55 * MINUTE)
-        assert [job for job in scene.jobs if not job.get("status")] == []
-
-
-async def test_no_job_is_labeled_beside_another_that_runs() -> None:
-    """A Velero server started it before it was removed again."""
-    async with MaintenanceScene().running() as scene:
-        job = await scene.until_job(seconds=2 * 60 * MINUTE)
-    scene.kube.put(velero_job())
-    scene.start_pod(job)
-    async with scene.running():
-        await asyncio.sleep(30 * MINUTE)
-        assert not scene.labeled(job)
-
-
 async def test_of_two_jobs_on_both_sides_of_a_slots_edge_one_runs_and_one_finds_nothing_to_do() -> None:
     """Two leaders created them; their clocks differ."""
     async with MaintenanceScene().running() as scene:
@@ -250,13 +229,18 @@ async def test_the_jobs_of_a_repository_that_was_deleted_are_removed_unless_they
         assert is_left() == (step in {"running", "ended"} or (step, when) == ("suspended", "created again"))
 
 
-async def test_times_out_of_range_hold_up_no_other_repository(caplog: pytest.LogCaptureFixture) -> None:
+async def test_times_out_of_range_hold_up_no_other_repository_and_no_decision_is_shown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     scene = MaintenanceScene()
-    stored = repository_object("r0-default-kopia")
-    stored["metadata"]["annotations"] = {MAINTENANCE_ANNOTATION: json.dumps({"fullIntervalSeconds": 1e15})}
-    scene.kube.put(stored)
+    stored = scene.kube.put(repository_object("r0-default-kopia"))
     async with scene.running():
+        await asyncio.sleep(MINUTE)
+        assert "r0-default-kopia" in scene.report()
+        annotations = {MAINTENANCE_ANNOTATION: json.dumps({"fullIntervalSeconds": 1e15})}
+        scene.kube.put(stored | {"metadata": stored["metadata"] | {"annotations": annotations}})
         job = await scene.until_job(seconds=2 * 60 * MINUTE)
+        assert "r0-default-kopia" not in scene.report()
     assert "--backup-repository=app-default-kopia" in words_of(job)
     assert "r0-default-kopia: a time or duration of its maintenance is out of range" in caplog.text
 
