@@ -1,7 +1,12 @@
-"""The tests mirror the layout of the product: a module's tests are found by its path."""
+"""The tests mirror the layout of the product; the table of tiers in CONTRIBUTING.md."""
 
+import re
 from pathlib import Path
 from typing import Final
+
+import pytest
+
+from tests.support import tiers
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("core", "exposer", "nodeagent", "client", "datamover")
@@ -40,10 +45,10 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/leader/maintenance/jobs.py": "tests/nodeagent/leader/maintenance/test_steps.py",
     "nodeagent/leader/maintenance/controller.py": "tests/nodeagent/leader/maintenance/test_steps.py",
     "nodeagent/maintenance/jobs.py": "tests/nodeagent/leader/maintenance/test_steps.py",
+    "nodeagent/leader/admission/writer.py": "tests/nodeagent/leader/admission/test_admission_pass.py",
     "nodeagent/leader/maintenance/restore_tests.py": "tests/nodeagent/leader/maintenance/test_verifications.py",
     "nodeagent/leader/repositories/init_pod.py": "tests/nodeagent/leader/repositories/test_controller.py",
     "nodeagent/maintenance/restore_tests.py": "tests/nodeagent/maintenance/test_verification.py",
-    "nodeagent/leader/admission/writer.py": "tests/nodeagent/leader/admission/test_admission_pass.py",
     "nodeagent/node/data_path_steps.py": "tests/nodeagent/flows/test_retries.py",
     "nodeagent/node/expose_steps.py": "tests/nodeagent/node/test_cache.py",
     "nodeagent/node/mover_events.py": "tests/nodeagent/node/test_progress.py",
@@ -81,3 +86,42 @@ def test_no_test_file_passes_400_lines() -> None:
     """A larger file tests several things: split it."""
     files = [path for path in (_ROOT / "tests").rglob("*.py") if "recordings" not in path.parts]
     assert [str(path) for path in files if len(path.read_text(encoding="utf-8").splitlines()) > 400] == []
+
+
+_MAKEFILE = (_ROOT / "Makefile").read_text(encoding="utf-8")
+_SECTION = _MAKEFILE.partition("# -- tests --")[2].partition("# -- measurements --")[0]
+_ROWS = {
+    target: row.split("|")
+    for row in (_ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()
+    if row.startswith("| `make ")
+    for target in re.findall(r"`make ([a-z-]+)`", row.split("|")[1])
+}
+_TARGETS = {"unit": "unit", "integration": "integration", "cluster": "cluster-test", "thorough": "test-slow"}
+
+
+def test_every_tier_has_a_row() -> None:
+    assert set(_ROWS) == set(re.findall(r"(?m)^([a-z-]+):.* ## ", _SECTION)) - {"format"}
+
+
+def test_the_table_says_which_tiers_need_root() -> None:
+    needing = set(re.findall(r"(?m)^([a-z-]+):.* ## .*\(root", _SECTION))
+    assert {target for target, cells in _ROWS.items() if cells[2].rstrip().endswith("; root")} == needing
+
+
+@pytest.mark.parametrize("tier", _TARGETS)
+def test_the_table_counts_the_tests(tier: str, request: pytest.FixtureRequest) -> None:
+    stated, found = int(_ROWS[_TARGETS[tier]][3].replace(",", "")), request.config.stash[tiers.COUNTS][tier]
+    whole = request.config.args_source is not pytest.Config.ArgsSource.ARGS and not request.config.option.keyword
+    assert (0.9 if whole else 0) * stated <= found <= 1.1 * stated
+
+
+def test_the_integration_tier_collects_every_folder_that_has_its_tests() -> None:
+    folders = re.findall(r"tests/\S+", re.findall(r"(?m)^integration_folders = (.*)", _MAKEFILE)[0])
+    files = (_ROOT / "tests").rglob("test_*.py")
+    marked = [file for file in files if re.search(r"pytest\.mark\.integration", file.read_text(encoding="utf-8"))]
+    elsewhere = [file for file in marked if not any(file.is_relative_to(_ROOT / folder) for folder in folders)]
+    assert {file.parent.name for file in elsewhere} <= {"benchmarks"}  # which make test-slow has
+
+
+def test_files_that_may_take_long_exist() -> None:
+    assert [file for file in tiers.EXPECTED if not (_ROOT / file).exists()] == []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -30,55 +28,30 @@ _PENDING = re.compile(r"no|until the (prepare|stall) timeout|indefinitely|for [2
 _VALUE = "…"
 
 
-@dataclass(frozen=True)
-class _Cause:
-    """One section of the page."""
-
-    name: str
-    fields: tuple[tuple[str, str], ...]
-
-    def __getitem__(self, field: str) -> str:
-        return dict(self.fields)[field]
-
-
-def _page() -> list[_Cause]:
-    sections = _SECTION.finditer(_PAGE.read_text(encoding="utf-8"))
-    return [_Cause(one["cause"], _fields(_FIELD.findall(one["body"]))) for one in sections]
+def _page() -> list[tuple[str, dict[str, str]]]:
+    """Return the causes with the fields of their sections, also Event and Pending of one that has neither."""
+    found = []
+    for section in _SECTION.finditer(_PAGE.read_text(encoding="utf-8")):
+        fields = dict(_FIELD.findall(section["body"]))
+        if not _WITHOUT.keys() & fields:
+            fields = {name: (fields | _WITHOUT)[name] for name in _FIELDS if name in fields or name in _WITHOUT}
+        found.append((section["cause"], fields))
+    return found
 
 
-def _fields(found: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return the fields of a section, with Event and Pending added where it has neither."""
-    if _WITHOUT.keys() & dict(found):
-        return tuple(found)
-    return tuple(sorted([*found, *_WITHOUT.items()], key=lambda field: _FIELDS.index(field[0])))
+_CAUSES = dict(_page())
 
 
-_CAUSES = {cause.name: cause for cause in _page()}
-_each_cause = pytest.mark.parametrize("cause", _CAUSES.values(), ids=lambda cause: cause.name)
+def test_every_cause_of_the_page_is_brought_about_by_a_test_and_every_test_has_its_one_section() -> None:
+    assert sorted(name for name, _ in _page()) == sorted(produced_causes())
 
 
-def test_every_cause_of_the_page_is_brought_about_by_a_test_and_every_test_has_its_section() -> None:
-    assert _CAUSES.keys() == produced_causes().keys()
-
-
-def test_every_cause_has_one_section() -> None:
-    assert [name for name, times in Counter(cause.name for cause in _page()).items() if times > 1] == []
-
-
-@_each_cause
-def test_a_section_has_all_fields_in_order(cause: _Cause) -> None:
-    assert tuple(name for name, _ in cause.fields) == _FIELDS
-
-
-@_each_cause
-def test_how_long_a_transfer_is_pending_is_one_of_the_explained_values(cause: _Cause) -> None:
-    assert _PENDING.fullmatch(cause["Pending"])
-
-
-@_each_cause
-def test_a_message_has_the_words_of_the_product(cause: _Cause) -> None:
-    templates = _templates()
-    fragments = [words for message in _CODE.findall(cause["Message"]) for words in _fragments(message)]
+@pytest.mark.parametrize("cause", _CAUSES)
+def test_a_section_has_all_fields_in_order_and_the_words_of_the_product(cause: str) -> None:
+    fields, templates = _CAUSES[cause], _templates()
+    assert tuple(fields) == _FIELDS
+    assert _PENDING.fullmatch(fields["Pending"])
+    fragments = [words for message in _CODE.findall(fields["Message"]) for words in _fragments(message)]
     assert [words for words in fragments if not any(words in template for template in templates)] == []
 
 
@@ -88,12 +61,8 @@ def test_every_pending_reason_is_on_the_page() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_event_of_a_cause_is_the_one_that_the_cluster_tests_expect(name: str) -> None:
+def test_event_and_message_of_a_cause_are_the_ones_that_the_cluster_tests_expect(name: str) -> None:
     assert CASES[name].reason in _CODE.findall(_CAUSES[name]["Event"])
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_message_of_a_cause_is_the_one_that_the_cluster_tests_expect(name: str) -> None:
     messages = _CODE.findall(_CAUSES[name]["Message"])
     pattern = CASES[name].message.replace("\\", "")
     assert not messages or any(all(words in pattern for words in _fragments(message)) for message in messages)
