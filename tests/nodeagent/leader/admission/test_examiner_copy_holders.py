@@ -1,15 +1,18 @@
 """Copy holders: one transfer at a time has the copy of a Secret or ConfigMap, and the others queue for it."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
+from core.kube.transport import Request
 from core.models.base import JsonDict
 from core.models.names import COPIES_ANNOTATION, DATA_MOVER_FINALIZER, NODE_LABEL
 from core.models.phases import Phase
 from nodeagent.leader.admission.examiner import CopyHolders
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
-from tests.nodeagent.support.dispatching import Scene, entry, open_scene
+from tests.nodeagent.support.dispatching import Gate, Scene, entry, open_scene
 
 pytestmark = pytest.mark.looptime
 
@@ -115,6 +118,30 @@ async def test_a_transfer_stays_new_and_uses_no_quota_while_another_one_has_its_
         await scene.client.patch(scene.kind.spec.resource, "velero", "a", patch)
         await scene.until(lambda: scene.phase("b") == "Accepted", seconds=6)
     assert COPIES_ANNOTATION not in (scene.transfer("c")["metadata"].get("annotations") or {})
+
+
+class LateWatch(Gate):
+    """A transport whose watches are late by five seconds for each change."""
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[bytes]]:
+        async with self.inner.stream(request) as lines:
+            yield self._delay(lines)
+
+    async def _delay(self, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for line in lines:
+            await asyncio.sleep(5)
+            yield line
+
+
+async def test_never_two_transfers_are_accepted_with_the_same_copy_however_late_an_accept_is_observed() -> None:
+    scene = open_scene("node-a", limit=None)
+    for number in range(12):
+        scene.kind.answers[f"t{number}"] = ready(TOKEN)
+        scene.add(f"t{number}")
+    async with scene.dispatching(scene.dispatcher(LateWatch(scene.kube, lambda _: False))):
+        await asyncio.sleep(60)
+    assert sorted(scene.phases().values()) == [""] * 11 + ["Accepted"]
 
 
 async def test_a_queued_transfer_that_is_not_ready_any_more_lets_another_one_have_the_copy() -> None:
