@@ -19,7 +19,7 @@ from core.models.base import JsonDict
 from core.models.phases import HOLDING_PHASES, Phase, in_order
 from core.models.storage import RepositoryKey
 from core.models.transfers import Transfer
-from nodeagent.leader.admission.admission_pass import PAUSE_SECONDS, AdmissionPass, is_queued, settle_entries
+from nodeagent.leader.admission.admission_pass import PAUSE_SECONDS, AdmissionPass, settle_entries
 from nodeagent.leader.admission.examiner import Examiner
 from nodeagent.leader.admission.pending_records import PendingTransfers, PodWatch
 from nodeagent.leader.admission.quota import AdmissionLedger, LedgerLostError, Reservations
@@ -27,12 +27,13 @@ from nodeagent.leader.admission.writer import AdmissionWriter, QueueView
 from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.election import NotLeaderError
 from nodeagent.leader.index import Entry, TransferIndex
-from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents
+from nodeagent.leader.live_agents import LiveAgents, compare_configs
 from nodeagent.leader.recovery.garbage_collector import GarbageCollector
 from nodeagent.leader.recovery.orphaned_transfers import OrphanRecovery
 from nodeagent.leader.volumes.states import HistoryKeeper
 from nodeagent.leader.volumes.view import VolumeView
 from nodeagent.metrics import NODE_PASSED_OVER
+from nodeagent.runtime.own_pod import AgentPod
 from nodeagent.runtime.workqueue import describe_causes
 
 _log = logging.getLogger(__name__)
@@ -53,15 +54,15 @@ _R = TypeVar("_R")
 class Dispatcher:
     """The leader's work in `cluster` on transfers by `rules`, to be run while the Lease is held.
 
-    `on_accepted` is called once with each transfer that was accepted. `agreement` compares the configurations of
-    the agents; None: nothing does.
+    `on_accepted` is called once with each transfer that was accepted. `own_pod` is where it is reported that the
+    configurations of the agents differ; None: they are not compared.
     """
 
     cluster: Cluster
     rules: DispatchRules
     _: KW_ONLY
     on_accepted: Callable[[Transfer], None]
-    agreement: ConfigAgreement | None = None
+    own_pod: AgentPod | None = None
     _term: "_Term | None" = field(default=None, init=False)
 
     def finished_backups(self, key: RepositoryKey) -> list[str] | None:
@@ -74,7 +75,7 @@ class Dispatcher:
             while True:
                 self._term = term = _Term(self.cluster, self.rules, self.on_accepted)
                 try:
-                    await run_apart(partial(term.run, self.agreement), name="dispatching")
+                    await run_apart(partial(term.run, self.own_pod), name="dispatching")
                 except* AgentError as group:
                     _log.warning("dispatching failed, will retry: %s", describe_causes(group))
                 await self.cluster.clock.sleep(_RETRY_SECONDS)
@@ -120,7 +121,7 @@ class _Term:
         self._orphans = OrphanRecovery(cluster, rules, self.index, agents=self._agents)
         self._garbage = GarbageCollector(cluster, rules, transfers=self.index.entries)
 
-    async def run(self, agreement: ConfigAgreement | None) -> None:
+    async def run(self, own_pod: AgentPod | None) -> None:
         """Dispatch until canceled, or until the ledger is lost; ExceptionGroup, of AgentErrors: read all again."""
         async with asyncio.TaskGroup() as group:
             # The ledger comes first: whatever it names existed before the transfers are listed.
@@ -133,8 +134,9 @@ class _Term:
             await self._repeat(self._settle)
             group.create_task(self._orphans.run(), name="orphan recovery")
             group.create_task(self._garbage.run(), name="garbage collection")
-            if agreement is not None:
-                group.create_task(agreement.run(self._agents.configs), name="agreement of configurations")
+            if own_pod is not None:
+                comparing = compare_configs(self._cluster.clock, own_pod, self._agents.configs)
+                group.create_task(comparing, name="agreement of configurations")
             group.create_task(self._pods.run(), name="workload pods")
             group.create_task(self._view.run(), name="queue metrics")
             group.create_task(self._volumes.run(), name="volume metrics")
@@ -211,8 +213,9 @@ class _Term:
         queued = (
             entry
             for entry in entries
-            if is_queued(entry)
-            and entry.uid not in reservations.uids
+            if entry.managed
+            and entry.phase is Phase.NEW
+            and not (entry.stop or entry.uid in reservations.uids)
             # The last check found no reason other than the queue.
             and not self._pending.reports.get(entry.uid).current.message
         )

@@ -211,27 +211,22 @@ _GRACE_SECONDS: Final = 60.0
 """An edit reaches all agents within seconds; an agent that did not get it stays different."""
 
 
-class ConfigAgreement:
-    """Compares the active configurations of all agents."""
+async def compare_configs(clock: Clock, own_pod: AgentPod, active: Callable[[], Mapping[str, str]]) -> None:
+    """Compare the configurations of all agents until canceled; `active` returns the hash of each live one by node name.
 
-    def __init__(self, clock: Clock, reporter: AgentPod) -> None:
-        self._clock = clock
-        self._reporter = reporter
-
-    async def run(self, active: Callable[[], Mapping[str, str]]) -> None:
-        """Compare until canceled; `active` is called for the hash of each live agent by node name."""
-        timers, reported = Timers(self._clock), False
-        while True:
-            difference = describe_difference(active())
-            seconds = timers.seconds("", str(bool(difference)))
-            if difference and seconds >= _GRACE_SECONDS and not reported:
-                reported = True
-                await self._reporter.report("ConfigsDiffer", difference, warning=True)
-            elif reported and not difference:
-                reported = False
-                text = "all node agents have the same active configuration again"
-                await self._reporter.report("ConfigsAgree", text)
-            await self._clock.sleep(_COMPARE_SECONDS)
+    What differs is reported on `own_pod`.
+    """
+    timers, reported = Timers(clock), False
+    while True:
+        difference = describe_difference(active())
+        seconds = timers.seconds("", str(bool(difference)))
+        if difference and seconds >= _GRACE_SECONDS and not reported:
+            reported = True
+            await own_pod.report("ConfigsDiffer", difference, warning=True)
+        elif reported and not difference:
+            reported = False
+            await own_pod.report("ConfigsAgree", "all node agents have the same active configuration again")
+        await clock.sleep(_COMPARE_SECONDS)
 
 
 def describe_difference(active: Mapping[str, str]) -> str | None:

@@ -22,7 +22,6 @@ from nodeagent.coverage.states import CoverageRules
 from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
-from nodeagent.leader.live_agents import ConfigAgreement
 from nodeagent.leader.maintenance.controller import MaintenanceController
 from nodeagent.leader.maintenance.steps import MaintenanceSources
 from nodeagent.leader.repositories.controller import RepositoryController
@@ -184,7 +183,7 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
             verification_period=lambda: plan.period if (plan := live.current.config.own.verification_plan) else None,
         ),
         on_accepted=lambda cr: repositories.request(cr.repository_namespace, cr.spec.backup_storage_location),
-        agreement=ConfigAgreement(parts.clock, parts.own_pod),
+        own_pod=parts.own_pod,
     )
     live.current.subscribe(dispatcher.request_pass)
     probes.on_answer = dispatcher.request_pass

@@ -375,11 +375,6 @@ class AdmissionPass:
         return {uid for uid, stored in fences if stored is not None}
 
 
-def is_queued(entry: Entry) -> bool:
-    """Return whether a transfer is New, ours to admit, and not to be canceled."""
-    return entry.managed and entry.phase is Phase.NEW and not entry.stop
-
-
 def settle_entries(ledger: AdmissionLedger, entries: Iterable[Entry]) -> frozenset[str]:
     """Return the uids that use the quota, by the ledger and by what is observed now."""
     phases = {entry.uid: entry.admission_phase for entry in entries if entry.managed or entry.phase is Phase.NEW}

@@ -1,7 +1,7 @@
 """Agents announce their configuration, and the leader compares; a node where transfers failed is passed over."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -20,14 +20,13 @@ from core.models.phases import Phase
 from core.models.reasons import NotPrepared
 from nodeagent.config.current import ConfigAnnouncer, CurrentConfig
 from nodeagent.config.parse import parse_config
-from nodeagent.leader.dispatcher import Dispatcher
-from nodeagent.leader.index import Entry
-from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents, NodeBackoff, choose_node, describe_difference
+from nodeagent.leader.live_agents import LiveAgents, NodeBackoff, choose_node, compare_configs, describe_difference
 from tests.nodeagent.support.board import FakeBoard
-from tests.nodeagent.support.dispatching import Scene, agent_pod, entry, open_scene
+from tests.nodeagent.support.dispatching import agent_pod, entry, open_scene
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 from tests.support.tasks import running
 
 pytestmark = pytest.mark.looptime
@@ -36,7 +35,7 @@ pytestmark = pytest.mark.looptime
 @asynccontextmanager
 async def _comparing(active: dict[str, str]) -> AsyncIterator[FakeBoard]:
     board = FakeBoard()
-    async with running(ConfigAgreement(LoopClock(), board).run(lambda: active)):
+    async with running(compare_configs(LoopClock(), board, lambda: active)):
         yield board
 
 
@@ -53,6 +52,11 @@ async def test_different_configurations_are_reported_after_a_minute_and_once() -
     active = {"node-1": "aaa", "node-2": "bbb", "node-3": "aaa"}
     async with _comparing(active) as board:
         await asyncio.sleep(55)
+        # An edit that is being rolled out is not reported.
+        active["node-1"] = active["node-3"] = "bbb"
+        await asyncio.sleep(30)
+        active["node-1"] = active["node-3"] = "aaa"
+        await asyncio.sleep(55)
         assert board.recorded == []
         await asyncio.sleep(600)
         ((reason, message),) = board.recorded
@@ -61,17 +65,6 @@ async def test_different_configurations_are_reported_after_a_minute_and_once() -
         active["node-2"] = "aaa"
         await asyncio.sleep(60)
         assert board.reasons == ["ConfigsDiffer", "ConfigsAgree"]
-
-
-async def test_an_edit_that_is_being_rolled_out_is_not_reported() -> None:
-    active = {"node-1": "aaa", "node-2": "aaa"}
-    async with _comparing(active) as board:
-        for digest in ("bbb", "ccc", "ddd"):
-            active["node-1"] = digest
-            await asyncio.sleep(30)
-            active["node-2"] = digest
-            await asyncio.sleep(30)
-        assert board.recorded == []
 
 
 @pytest.mark.parametrize("active", [{}, {"a": "x"}, {"a": "x", "b": "x"}], ids=["no agent", "one", "all alike"])
@@ -95,27 +88,6 @@ async def test_an_agent_announces_each_configuration_once_and_retries(caplog: py
         assert board.annotations[1:] == [{CONFIG_ANNOTATION: current.digest} | features]
 
 
-async def test_configurations_of_live_agents_are_read_from_their_pods() -> None:
-    kube = FakeKube()
-    for node, annotations in (("a", {CONFIG_ANNOTATION: "abc"}), ("b", {CONFIG_ANNOTATION: "def"}), ("d", {})):
-        kube.put(agent_pod(node, annotations=annotations))
-    kube.put(agent_pod("c", ready=False))
-    async with _observing(kube) as agents:
-        assert agents.configs() == {"a": "abc", "b": "def"}
-        kube.put(agent_pod("b"))
-        await asyncio.sleep(1)
-        assert agents.configs() == {"a": "abc", "b": "abc"}
-
-
-async def test_only_agents_that_announce_a_feature_have_it() -> None:
-    kube = FakeKube()
-    for node, features in (("a", "other restore-in-place"), ("b", "restore-in-place-not"), ("c", "")):
-        kube.put(agent_pod(node, annotations={CONFIG_ANNOTATION: "abc", FEATURES_ANNOTATION: features}))
-    async with _observing(kube) as agents:
-        assert dict(agents.nodes(RESTORE_IN_PLACE)) == {"a": "a"}
-        assert set(agents.nodes()) == {"a", "b", "c"}
-
-
 async def test_an_agent_that_was_back_in_between_is_unavailable_from_its_last_loss_on() -> None:
     kube = FakeKube()
     kube.put(agent_pod("a", ready=False))
@@ -133,18 +105,28 @@ async def test_an_agent_that_was_back_in_between_is_unavailable_from_its_last_lo
         assert agents.seconds_unavailable("a") == 0.0
 
 
-async def test_agents_of_velero_get_no_transfers_and_are_known_until_they_end() -> None:
+async def test_what_agents_announce_is_read_from_their_pods() -> None:
     kube = FakeKube()
-    kube.put(agent_pod("a"))
+    ending: JsonDict = {"deletionTimestamp": "2026-11-21T12:00:00Z", "finalizers": ["x/y"]}
+    for node, config, features in (
+        ("a", "abc", "other restore-in-place"),
+        ("b", "def", "restore-in-place-not"),
+        ("c", "abc", ""),
+    ):
+        kube.put(agent_pod(node, annotations={CONFIG_ANNOTATION: config, FEATURES_ANNOTATION: features}))
+    kube.put(agent_pod("starting", ready=False))
+    kube.put(agent_pod("ending", **ending))
     kube.put(agent_pod("win", annotations={}))
-    rolled = agent_pod("rolled", annotations={}, deletionTimestamp="2026-11-21T12:00:00Z", finalizers=["x/y"])
-    kube.put(rolled)
+    kube.put(agent_pod("rolled", annotations={}, **ending))
     async with _observing(kube) as agents:
-        assert (set(agents.nodes()), agents.velero_nodes()) == ({"a"}, {"win", "rolled"})
+        assert agents.configs() == {"a": "abc", "b": "def", "c": "abc"}
+        assert dict(agents.nodes(RESTORE_IN_PLACE)) == {"a": "a"}
+        # Agents of Velero get no transfers, and are known until they end.
+        assert (set(agents.nodes()), agents.velero_nodes()) == ({"a", "b", "c"}, {"win", "rolled"})
         # The roll-over has replaced it, and the new one has announced its configuration.
         kube.put(agent_pod("rolled"))
         await asyncio.sleep(1)
-        assert (set(agents.nodes()), agents.velero_nodes()) == ({"a", "rolled"}, {"win"})
+        assert (set(agents.nodes()), agents.velero_nodes()) == ({"a", "b", "c", "rolled"}, {"win"})
 
 
 AGENTS = {"a": "node-a", "b": "node-b", "skewed": "node-skewed"}
@@ -236,26 +218,10 @@ def test_only_accepted_transfers_and_live_agents_are_remembered() -> None:
 def test_a_transfer_counts_for_the_node_that_it_was_accepted_for() -> None:
     backoff = NodeBackoff(HandClock())
     end(backoff, *["OperationTimeout"] * 2)
-    observe(
-        backoff,
-        entry("moved", phase=Phase.ACCEPTED, node_label="a"),
-        entry("moved", phase=Phase.ACCEPTED, node_label="skewed"),
-        entry("moved", phase=Phase.FAILED, node_label="", not_prepared=NotPrepared.OPERATION_TIMEOUT),
-    )
+    for label in ("a", "skewed"):
+        backoff.observe(entry("moved", phase=Phase.ACCEPTED, node_label=label))
+    backoff.observe(entry("moved", phase=Phase.FAILED, not_prepared=NotPrepared.OPERATION_TIMEOUT))
     assert backoff.labels() == {"skewed"}
-
-
-def observe(backoff: NodeBackoff, *entries: Entry) -> None:
-    for each in entries:
-        backoff.observe(each)
-
-
-def rendered(dispatcher: Dispatcher) -> str:
-    return dispatcher.cluster.metrics.render().decode()
-
-
-def names_on(scene: Scene, node: str, names: Iterable[str]) -> list[str]:
-    return [name for name in names if scene.transfer(name)["metadata"].get("labels", {}).get(NODE_LABEL) == node]
 
 
 async def test_the_leader_accepts_transfers_for_other_nodes_and_says_so() -> None:
@@ -271,15 +237,15 @@ async def test_the_leader_accepts_transfers_for_other_nodes_and_says_so() -> Non
         names = [f"later-{number}" for number in range(4)]
         for name in names:
             scene.add(name)
-        await scene.until(lambda: len(names_on(scene, "node-b", names)) == 4, seconds=20)
+        await scene.until(lambda: [scene.label(name) for name in names] == ["node-b"] * 4, seconds=20)
         (shown,) = dispatcher.report()["passedOver"]
         assert (shown["node"], shown["failures"], shown["cause"]) == ("node-a", 3, "OperationTimeout")
         events = [event for event in scene.kube.objects(EVENTS) if event["reason"] == "NodePassedOver"]
         assert [(event["type"], event["involvedObject"]["name"]) for event in events] == [
             ("Warning", "node-agent-node-a")
         ]
-        assert 'nodeagent_node_passed_over{node="node-a",passed_over="node-a"} 1.0' in rendered(dispatcher)
+        assert 'nodeagent_node_passed_over{node="node-a",passed_over="node-a"} 1.0' in scene.metrics.render().decode()
         scene.kube.put(scene.transfer("later-0") | {"status": {"phase": "Prepared"}})
         await asyncio.sleep(300)
         await scene.until(lambda: dispatcher.report()["passedOver"] == [], seconds=70)
-        await scene.until(lambda: "node_passed_over{" not in rendered(dispatcher), seconds=70)
+        await scene.until(lambda: "node_passed_over{" not in scene.metrics.render().decode(), seconds=70)
