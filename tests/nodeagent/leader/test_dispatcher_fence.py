@@ -32,19 +32,24 @@ Fault = Literal["lost", "lost-applied"] | int
 NOT_READY = Admission(AdmissionState.PENDING, "SnapshotNotReady", "the snapshot is not ready")
 
 
-async def test_an_accept_of_a_paused_leader_comes_too_late() -> None:
-    scene = open_scene(limit=1)
-    scene.add("du-1")
-    async with scene.paused(is_accept) as gate:
-        scene.add("du-2")
-        async with scene.dispatching():
-            # It has the reservation, so the new leader admits it and no other.
-            await scene.until(lambda: scene.phase("du-1") == "Accepted")
-            assert scene.accepted == ["du-1"]
-            gate.open.set()
-            await asyncio.sleep(20)
-    assert scene.accepted == ["du-1"]
-    assert most_held(scene.kube) == 1
+BOTH = pytest.mark.parametrize("resumes", [False, True], ids=["accept", "resumption"])
+
+
+def add_first(scene: Scene, *, resumes: bool) -> None:
+    """Store a transfer that starts, for the first time or again, and another one."""
+    if resumes:
+        scene.add_interrupted("du-1")
+    else:
+        scene.add("du-1")
+    scene.add("du-2")
+
+
+def resumed(scene: Scene) -> list[str]:
+    return sorted(name for name in scene.phases() if scene.attempts(name).stage is AttemptStage.EXPOSING)
+
+
+def started(scene: Scene, *, resumes: bool) -> bool:
+    return "du-1" in resumed(scene) if resumes else scene.phase("du-1") == "Accepted"
 
 
 async def test_a_reservation_is_released_only_behind_a_fence() -> None:
@@ -84,70 +89,45 @@ async def test_a_fence_that_cannot_be_written_keeps_the_reservation() -> None:
 
 @pytest.mark.cause("accept-rejected")
 @pytest.mark.parametrize("status", [403, 422])
-@pytest.mark.parametrize("ledger", [[], ["lost-applied"], [500] * 5])
-async def test_a_transfer_whose_accept_is_rejected_holds_no_reservation(status: int, ledger: list[Fault]) -> None:
-    """As by an admission policy; others go on, and it is accepted once that is changed."""
-    scene = open_scene(limit=1)
+@pytest.mark.parametrize("ledger", [[], ["lost-applied"], [500] * 5], ids=str)
+@BOTH
+async def test_a_transfer_whose_start_is_rejected_holds_no_reservation(
+    *, resumes: bool, status: int, ledger: list[Fault]
+) -> None:
+    """As by an admission policy; others go on, and it starts once that is changed."""
+    scene = open_scene("node-a", limit=1)
     async with scene.dispatching():
         await asyncio.sleep(1)
         for fault in ledger:
             scene.kube.fail_next("PATCH", "configmaps", fault)
-        scene.add("du-1")
-        scene.add("du-2")
+        add_first(scene, resumes=resumes)
         scene.kube.fail_next("PATCH", "datauploads/du-1", status, times=12)
         await scene.until(lambda: scene.phase("du-2") == "Accepted", seconds=20)
         assert scene.reasons("du-1") == ["Rejected"]
         scene.set_status("du-2", phase="InProgress")
-        await scene.until(lambda: scene.phase("du-1") == "Accepted", seconds=500)
+        await scene.until(lambda: started(scene, resumes=resumes), seconds=500)
     assert len(scene.kube.requests) < 100
     assert (scene.message("du-1"), most_held(scene.kube)) == ("", 1)
 
 
 @pytest.mark.parametrize("what", ["lost", "lost-applied", 409, 500])
-async def test_an_accept_without_an_answer_is_resolved(what: Fault) -> None:
+@BOTH
+async def test_a_start_without_an_answer_is_resolved(*, resumes: bool, what: Fault) -> None:
     scene = open_scene(limit=1)
-    scene.add("du-1")
-    scene.add("du-2")
-    scene.kube.fail_next("PATCH", "datauploads/du-1", what)
+    add_first(scene, resumes=resumes)
+    scene.kube.fail_next("PATCH", "datauploads/du-1", what, times=6 if resumes else 1)
     async with scene.dispatching():
-        await scene.until(lambda: scene.phase("du-1") == "Accepted")
-        await asyncio.sleep(10)
+        await scene.until(lambda: started(scene, resumes=resumes))
+        await asyncio.sleep(30)
         # With or without an answer, one Event is recorded.
-        assert scene.accepted == ["du-1"]
-        assert scene.reasons("du-1") == ["Accepted"]
-        assert scene.ledger() == {"uid-of-du-1"}
-        scene.set_status("du-1", phase="InProgress")
+        assert scene.reasons("du-1") == ["Resumed" if resumes else "Accepted"]
+        assert (scene.ledger(), scene.accepted) == ({"uid-of-du-1"}, [] if resumes else ["du-1"])
+        if resumes:
+            scene.set_stage("du-1", AttemptStage.RUNNING)
+        else:
+            scene.set_status("du-1", phase="InProgress")
         await scene.until(lambda: scene.phase("du-2") == "Accepted")
     assert most_held(scene.kube) == 1
-
-
-@pytest.mark.parametrize("what", ["lost", "lost-applied", 409, 500])
-@pytest.mark.parametrize("times", [1, 7])
-async def test_a_ledger_write_without_an_answer_delays_but_loses_nothing(what: Fault, times: int) -> None:
-    scene = open_scene(limit=1)
-    async with scene.dispatching():
-        await asyncio.sleep(1)
-        scene.kube.fail_next("PATCH", "configmaps", what, times=times)
-        scene.add("du-1")
-        scene.add("du-2")
-        await scene.until(lambda: scene.phase("du-1") == "Accepted")
-        scene.set_status("du-1", phase="InProgress")
-        await scene.until(lambda: scene.phase("du-2") == "Accepted")
-    assert most_held(scene.kube) == 1
-
-
-async def test_the_ledger_of_a_crashed_leader_is_settled() -> None:
-    scene = open_scene(limit=3)
-    for name in ("done", "gone", "taken", "reserved"):
-        scene.add(name)
-    async with scene.paused(is_accept):
-        assert scene.ledger() == {"uid-of-done", "uid-of-gone", "uid-of-reserved"}
-    scene.set_status("done", phase="Completed")
-    scene.kube.put(scene.transfer("taken") | {"status": {"phase": "Accepted"}})
-    await scene.client.delete(scene.kind.spec.resource, "velero", "gone")
-    async with scene.dispatching():
-        await scene.until(lambda: scene.accepted == ["reserved"])
-    assert scene.ledger() == {"uid-of-taken", "uid-of-reserved"}
 
 
 async def test_an_edited_limit_is_active_at_once() -> None:
@@ -178,15 +158,6 @@ OLD, OLDER = "2026-11-21T11:00:00Z", "2026-11-21T10:00:00Z"
 
 def is_resumption(request: Request) -> bool:
     return request.method == "PATCH" and b"Exposing" in (request.body or b"")
-
-
-def resumed(scene: Scene) -> list[str]:
-    names = scene.phases()
-    return sorted(name for name in names if scene.attempts(name).stage is AttemptStage.EXPOSING)
-
-
-async def cancel(scene: Scene, name: str) -> None:
-    await scene.client.patch(DATA_UPLOADS, NAMESPACE, name, {"spec": {"cancel": True}})
 
 
 async def test_one_write_begins_the_next_attempt() -> None:
@@ -285,38 +256,6 @@ async def test_a_transfer_after_a_storage_outage_waits_until_the_location_answer
         await scene.until(lambda: resumed(scene) == ["outage"], seconds=1)
 
 
-@pytest.mark.parametrize("what", ["lost", "lost-applied", 409, 500])
-async def test_a_resumption_without_an_answer_is_resolved(what: Fault) -> None:
-    scene = open_scene(limit=1)
-    scene.add_interrupted("du-1")
-    scene.add("du-2")
-    scene.kube.fail_next("PATCH", "datauploads/du-1", what, times=6)
-    async with scene.dispatching():
-        await scene.until(lambda: resumed(scene) == ["du-1"])
-        await asyncio.sleep(30)
-        # With or without an answer, one Event is recorded.
-        assert scene.reasons("du-1") == ["Resumed"]
-        assert (scene.ledger(), scene.accepted) == ({"uid-of-du-1"}, [])
-        scene.set_stage("du-1", AttemptStage.RUNNING)
-        await scene.until(lambda: scene.accepted == ["du-2"])
-    assert most_held(scene.kube) == 1
-
-
-@pytest.mark.parametrize("status", [403, 422])
-async def test_a_transfer_whose_resumption_is_rejected_holds_no_reservation(status: int) -> None:
-    scene = open_scene("node-a", limit=1)
-    scene.add_interrupted("du-1")
-    scene.add("du-2")
-    scene.kube.fail_next("PATCH", "datauploads/du-1", status, times=12)
-    async with scene.dispatching():
-        await scene.until(lambda: scene.accepted == ["du-2"], seconds=20)
-        assert scene.reasons("du-1") == ["Rejected"]
-        scene.set_status("du-2", phase="InProgress")
-        await scene.until(lambda: resumed(scene) == ["du-1"], seconds=500)
-    assert len(scene.kube.requests) < 100
-    assert (scene.message("du-1"), most_held(scene.kube)) == ("", 1)
-
-
 async def test_a_resumption_of_a_paused_leader_comes_too_late() -> None:
     scene = open_scene(limit=1)
     scene.add_interrupted("du-1")
@@ -343,7 +282,7 @@ async def test_the_reservation_of_a_canceled_transfer_is_released_behind_a_fence
     scene.add_interrupted("du-1")
     async with scene.paused(is_resumption) as gate:
         scene.add("du-2")
-        await cancel(scene, "du-1")
+        await scene.client.patch(DATA_UPLOADS, NAMESPACE, "du-1", {"spec": {"cancel": True}})
         async with scene.dispatching():
             await scene.until(lambda: scene.accepted == ["du-2"])
             assert ACCEPT_FENCE_ANNOTATION in scene.transfer("du-1")["metadata"]["annotations"]

@@ -13,7 +13,6 @@ from client.status.parse import decode_transfer, transfer_record
 from client.status.records import TRANSFER_KINDS
 from client.status.records import copy_of as completed_of
 from core.kube.resources import DATA_UPLOADS
-from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from core.models.names import (
     ATTEMPTS_ANNOTATION,
@@ -29,7 +28,7 @@ from core.models.storage import RepositoryKey
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup
 from nodeagent.leader.index import TransferIndex, VolumeCopy, build_entry, read_copy
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
-from tests.nodeagent.support.dispatching import Scene, ScriptedKind, agent_pod, interrupted, open_scene
+from tests.nodeagent.support.dispatching import Scene, ScriptedKind, interrupted, open_scene
 from tests.nodeagent.support.parts import fake_parts
 from tests.nodeagent.support.transfers import NAMESPACE, data_download, data_upload, pod_volume_backup
 from tests.support.fakekube import FakeKube
@@ -38,44 +37,22 @@ from tests.support.tasks import running, until
 pytestmark = pytest.mark.looptime
 
 
-TRANSFERS = 200
-MAX_BYTES_PER_TRANSFER = 2048
-NOT_READY = Admission(
-    AdmissionState.PENDING,
-    "SnapshotNotReady",
-    "VolumeSnapshot team-1/velero-data-x7k2p is not ready yet",
-    indefinite=True,
-)
-
-
-class Forgetful(FakeKube):
-    """A fake that keeps no list of requests, which would count as the leader's memory."""
-
-    async def request(self, request: Request) -> Response:
-        try:
-            return await super().request(request)
-        finally:
-            self.requests.clear()
-
-
 def traced_bytes() -> int:
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
 
-async def settle(scene: Scene, transfers: int) -> None:
-    """Return once every transfer but the first is reported as pending, and nothing changes any more."""
-    stored = scene.kube.stored
-    await until(
-        lambda: sum("message" in cr["status"] for cr in stored(DATA_UPLOADS)) == transfers, seconds=500, every=1
-    )
-    await asyncio.sleep(10)
-
-
 async def measure(scene: Scene, transfers: int) -> int:
     """Return the bytes that are freed when the dispatcher of so many pending transfers stops."""
+    stored = scene.kube.stored
     async with scene.dispatching():
-        await settle(scene, transfers)
+        # All but the first are reported as pending.
+        await until(
+            lambda: sum("message" in cr["status"] for cr in stored(DATA_UPLOADS)) == transfers, seconds=500, every=1
+        )
+        await asyncio.sleep(10)
+        # They are of the fake.
+        scene.kube.requests.clear()
         with_it = traced_bytes()
     # Canceled timers keep references until they are due.
     await asyncio.sleep(1000)
@@ -83,17 +60,10 @@ async def measure(scene: Scene, transfers: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("annotations", "expected"),
-    [
-        ({}, None),
-        ({NOT_PREPARED_ANNOTATION: "MoverLost"}, NotPrepared.MOVER_LOST),
-        ({NOT_PREPARED_ANNOTATION: "of a user"}, None),
-        ({NOT_PREPARED_ANNOTATION: ""}, None),
-    ],
-    ids=["none", "recorded", "unknown", "empty"],
+    ("text", "expected"), [("MoverLost", NotPrepared.MOVER_LOST), ("of a user", None), ("", None)], ids=str
 )
-def test_only_known_failures_are_in_an_entry(annotations: dict[str, str], expected: NotPrepared | None) -> None:
-    raw = data_upload(annotations=annotations)
+def test_only_known_failures_are_in_an_entry(text: str, expected: NotPrepared | None) -> None:
+    raw = data_upload(annotations={NOT_PREPARED_ANNOTATION: text})
     assert build_entry(ScriptedKind(), raw).not_prepared is expected
 
 
@@ -114,24 +84,23 @@ def test_only_the_next_attempt_of_one_in_progress_is_admitted_again(phase: Phase
 
 @pytest.mark.parametrize("what", ["queue", pytest.param("snapshot", marks=pytest.mark.thorough)])
 async def test_a_pending_transfer_takes_two_kibibytes_at_most(what: str) -> None:
+    transfers = 200
     scene = open_scene("node-a", limit=1)
-    scene.kube = Forgetful()
-    scene.kube.put(agent_pod("node-a"))
     scene.add("first")
-    names = [f"nightly-backup-20261121-{number:05}" for number in range(TRANSFERS)]
+    names = [f"nightly-backup-20261121-{number:05}" for number in range(transfers)]
     if what == "snapshot":
-        scene.kind.answers.update(dict.fromkeys(names, NOT_READY))
+        pending = Admission(AdmissionState.PENDING, "SnapshotNotReady", "not ready: " + "x" * 40, indefinite=True)
+        scene.kind.answers.update(dict.fromkeys(names, pending))
     tracemalloc.start()
     try:
         await measure(scene, 0)
         alone = await measure(scene, 0)
         for number, name in enumerate(names):
             scene.add(name, queue=f"team-{number % 7}", uid=f"8cd3b3a4-4f4e-4b7a-9c4a-{number:012}")
-        full = await measure(scene, TRANSFERS)
+        full = await measure(scene, transfers)
     finally:
         tracemalloc.stop()
-    per_transfer = (full - alone) / TRANSFERS
-    assert 500 < per_transfer <= MAX_BYTES_PER_TRANSFER
+    assert 500 < (full - alone) / transfers <= 2048
 
 
 async def test_the_finished_backups_of_a_repository_are_known_once_all_are_listed() -> None:
@@ -212,9 +181,6 @@ def test_a_backup_created_from_a_bucket_is_as_old_as_its_data(times: dict[str, i
 def test_what_ended_otherwise_is_not_complete_and_what_has_not_ended_saved_nothing(phase: str) -> None:
     found = read_copy(DataUpload.parse(data_upload(status={"phase": phase} if phase else {})))
     assert (found and found.complete) == (False if phase in {"Failed", "Canceled"} else None)
-
-
-def test_a_restore_saved_nothing() -> None:
     assert read_copy(DataDownload.parse(data_download(status=DONE))) is None
 
 
