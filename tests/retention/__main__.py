@@ -6,52 +6,34 @@ import logging
 import random
 import sys
 import time
-from dataclasses import asdict, dataclass
 
-from tests.retention.run import STEPS_EACH, run_machine
+from tests.retention.machine import STEPS_EACH, run_machine
 
 _MACHINES = 20
 """Of one run of hypothesis."""
-
-
-@dataclass
-class Summary:
-    """The last line."""
-
-    seed: int
-    steps: int = 0
-    seconds: float = 0.0
-    passed: bool = False
-    error: str = ""
-
-
-def _run(summary: Summary, steps: int) -> None:
-    chance = random.Random(summary.seed)
-    while summary.steps < steps:
-        machines = min(_MACHINES, -(-(steps - summary.steps) // STEPS_EACH))
-        summary.steps += run_machine(machines, seed=chance.getrandbits(32))
-        print(f"{summary.steps} steps", file=sys.stderr, flush=True)
 
 
 def main() -> int:
     """Run the machine and print the summary; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.retention")
     parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     options = parser.parse_args()
-    summary = Summary(options.seed if options.seed is not None else random.SystemRandom().getrandbits(32))
     logging.disable(logging.CRITICAL)
-    began = time.monotonic()
+    chance, began, steps, error = random.Random(options.seed), time.monotonic(), 0, ""
     try:
-        _run(summary, options.steps)
-        summary.passed = True
+        while steps < options.steps:
+            machines = min(_MACHINES, -(-(options.steps - steps) // STEPS_EACH))
+            steps += run_machine(machines, seed=chance.getrandbits(32))
+            print(f"{steps} steps", file=sys.stderr, flush=True)
     except Exception as e:  # noqa: BLE001 - it is shown
         # Hypothesis adds the smallest sequence that fails.
         print("\n".join([repr(e), *getattr(e, "__notes__", [])]), file=sys.stderr)
-        summary.error = repr(e)[:500]
-    summary.seconds = round(time.monotonic() - began, 1)
-    print(json.dumps(asdict(summary)))
-    return 0 if summary.passed else 1
+        error = repr(e)[:500]
+    seconds = round(time.monotonic() - began, 1)
+    summary = {"seed": options.seed, "steps": steps, "seconds": seconds, "passed": not error, "error": error}
+    print(json.dumps(summary))
+    return int(bool(error))
 
 
 if __name__ == "__main__":

@@ -5,9 +5,18 @@ import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Final, TypeVar
+from unittest.mock import patch
 
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from client.backups.copies import KeepPolicy, KeepRule
 from core.models.verification import VerificationOutcome
@@ -16,6 +25,9 @@ from tests.retention.facts import Fact
 from tests.retention.world import World
 
 _T = TypeVar("_T")
+
+STEPS_EACH: Final = 50
+"""Steps of one machine, at most: each begins with a new cluster."""
 
 _MOST_COMMANDS: Final = 3
 _WHOLE: Final = 400
@@ -304,3 +316,25 @@ class RetentionMachine(RuleBasedStateMachine):
         for name in ("default", "lab"):
             await self.world.set_location(name, "Available")
         self.set_clocks(0, 0, 0, dated=True)
+
+
+def run_machine(machines: int, *, seed: int) -> int:
+    """Run so many machines, and return how many steps they took; the smallest sequence that fails is printed."""
+    before = RetentionMachine.steps
+    RetentionMachine._hypothesis_internal_use_seed = seed
+    numbers = itertools.count()
+    # Objects are listed by name: what failed once would not fail again if names were random.
+    with patch("secrets.token_hex", lambda size: f"{next(numbers):0{2 * size}x}"):
+        run_state_machine_as_test(
+            RetentionMachine,
+            settings=settings(
+                max_examples=machines,
+                stateful_step_count=STEPS_EACH,
+                database=None,
+                deadline=None,
+                report_multiple_bugs=False,
+                phases=[Phase.generate, Phase.shrink],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    return RetentionMachine.steps - before

@@ -1,41 +1,22 @@
-"""Records what restic keeps of random histories: `python -m tests.retention.restic`.
+"""Asks restic again what it keeps of the histories in its recording: `python -m tests.retention.restic`.
 
-Needs `go` and the Go module proxy. Writes tests/recordings/restic-0.18.0/retention.json: restic's own function for
-`restic forget` runs within a copy of its module, which alone may import it.
+Needs `go` and the Go module proxy. Writes tests/recordings/restic-0.18.0/retention.json, whose histories are random
+ones: backups at about equal pauses, with gaps, and clocks that are set back and forth, in zones and at times where
+clocks and years change. restic's own function for `restic forget` runs within a copy of its module, which alone may
+import it.
 Source: restic v0.18.0, internal/restic/snapshot_policy.go, ApplyPolicy.
 """
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import tempfile
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 _VERSION: Final = "0.18.0"
 _RECORDING: Final = Path(__file__).parents[1] / f"recordings/restic-{_VERSION}/retention.json"
-_HISTORIES: Final = 200
-_SEED: Final = 44
-
-_RULES: Final = ("last", "hourly", "daily", "weekly", "monthly", "yearly")
-_ZONES: Final = (
-    "UTC",
-    "Europe/Berlin",
-    "America/New_York",
-    "Asia/Kathmandu",
-    "Australia/Lord_Howe",
-    "Pacific/Apia",
-    "America/Sao_Paulo",
-)
-"""With changes of the clock by an hour and by half of one, in both hemispheres, and a day that was left out."""
-
-_STARTS: Final = ((2011, 12, 20), (2018, 10, 20), (2024, 12, 25), (2025, 3, 25), (2025, 10, 20), (2026, 2, 20))
-"""Before such changes, and before turns of years whose weeks are of the other year."""
-
-_PAUSES: Final = (timedelta(minutes=20), timedelta(hours=1), timedelta(hours=7), timedelta(days=1), timedelta(days=9))
 
 _PROGRAM: Final = """
 package main
@@ -102,25 +83,6 @@ func main() {
 """
 
 
-def _make_history(chance: random.Random) -> dict[str, Any]:
-    """Return backups at about equal pauses, with gaps, and clocks that are set back and forth."""
-    rules = chance.sample(_RULES, chance.randint(1, 4))
-    moment = datetime(*chance.choice(_STARTS), chance.randrange(24), tzinfo=UTC)
-    pause, times = chance.choice(_PAUSES), []
-    for _ in range(chance.choice((1, 4, 20, 40))):
-        times.append(int(moment.timestamp()))
-        moment += pause * chance.choice((1, 1, 1, 1, 0.5, 0))
-        if chance.random() < 0.1:
-            moment += pause * chance.randint(2, 60)
-        if chance.random() < 0.05:
-            moment += timedelta(hours=chance.choice((-30, -1, 1, 30)))
-    return {
-        "zone": chance.choice(_ZONES),
-        "policy": {rule: chance.choice((1, 2, 3, 7, 24)) for rule in sorted(rules)},
-        "times": times,
-    }
-
-
 def _ask_restic(histories: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     """Return the histories with what restic keeps of each, and why."""
     module = ["go", "mod", "download", "-json", f"github.com/restic/restic@v{_VERSION}"]
@@ -144,12 +106,9 @@ def _ask_restic(histories: list[dict[str, Any]], folder: Path) -> list[dict[str,
 
 def main() -> None:
     """Write the recording, one history a line."""
-    chance = random.Random(_SEED)
-    histories = [_make_history(chance) for _ in range(_HISTORIES)]
     with tempfile.TemporaryDirectory() as folder:
-        answers = _ask_restic(histories, Path(folder))
+        answers = _ask_restic(json.loads(_RECORDING.read_text())["histories"], Path(folder))
     lines = ",\n".join(json.dumps(one, separators=(",", ":")) for one in answers)
-    _RECORDING.parent.mkdir(exist_ok=True)
     _RECORDING.write_text(
         f'{{"restic":"{_VERSION}","by":"python -m tests.retention.restic","histories":[\n{lines}\n]}}\n'
     )

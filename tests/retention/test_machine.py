@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.retention.run import STEPS_EACH, run_machine
+from tests.retention.machine import STEPS_EACH, run_machine
 
 
 @pytest.mark.parametrize("seed", [1, 2])
