@@ -135,7 +135,6 @@ def test_all_programs_and_libraries_are_for_the_architecture(containers: dict[st
 )
 def test_programs_start(containers: dict[str, Container], arch: str, command: tuple[str, ...]) -> None:
     done = containers[arch].run(*command)
-
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -144,9 +143,7 @@ def test_the_restore_helper_ends_when_the_data_is_there(containers: dict[str, Co
     done_file = containers[arch].root / "restores" / "data" / ".velero" / _UID
     done_file.parent.mkdir(parents=True, exist_ok=True)
     done_file.touch()
-
     wrong, right = containers[arch].run("/velero-restore-helper"), containers[arch].run("/velero-restore-helper", _UID)
-
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert right.returncode == 0, right.stderr
     assert right.stdout.splitlines()[:2] == [
@@ -162,7 +159,6 @@ def test_the_bill_of_materials_has_what_was_pinned_and_installed(containers: dic
     path = Path(done.stdout.strip())
     text = path.read_text()
     path.unlink()
-
     assert path.name == f"node-agent-{_VERSION}-linux-{arch}.cdx.json"
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     found: dict[str, dict[str, str]] = {"deb": {}, "pypi": {}, "golang": {}}

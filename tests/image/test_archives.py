@@ -60,9 +60,7 @@ def _blob(files: dict[str, bytes], descriptor: dict[str, Any]) -> bytes:
 def test_an_archive_gets_other_names_and_keeps_its_content(tmp_path: Path) -> None:
     archive, output = _write(tmp_path, "amd64"), tmp_path / "out.tar"
     names = ["example.com/node-agent:v1-linux-amd64", "example.com/node-agent:latest-linux-amd64"]
-
     done = run_tool("archives.py", "rename", archive, output, *names)
-
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     before, after = _read(archive), _read(output)
     assert json.loads(after.pop("manifest.json")) == [json.loads(before.pop("manifest.json"))[0] | {"RepoTags": names}]
@@ -71,14 +69,14 @@ def test_an_archive_gets_other_names_and_keeps_its_content(tmp_path: Path) -> No
 
 
 def test_a_manifest_list_has_the_images_of_all_archives(tmp_path: Path) -> None:
-    output = tmp_path / "list.tar"
-
-    done = run_tool(
-        "archives.py", "list", output, "example.com:5000/node-agent:v1", *(_write(tmp_path, arch) for arch in _ARCHES)
-    )
-
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    files = _read(output)
+    archives = [_write(tmp_path, arch) for arch in _ARCHES]
+    lists = []
+    for output in (tmp_path / "list.tar", tmp_path / "again.tar"):
+        done = run_tool("archives.py", "list", output, "example.com:5000/node-agent:v1", *archives)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        lists.append(_read(output))
+    files, again = lists
+    assert files == again
     assert json.loads(files["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
     (top,) = json.loads(files["index.json"])["manifests"]
     assert top["annotations"]["org.opencontainers.image.ref.name"] == "v1"
@@ -97,23 +95,9 @@ def test_a_manifest_list_has_the_images_of_all_archives(tmp_path: Path) -> None:
         )
 
 
-def test_the_same_images_have_the_same_manifest_list(tmp_path: Path) -> None:
-    lists = []
-    for name in ("one", "two"):
-        folder = tmp_path / name
-        folder.mkdir()
-        run_tool(
-            "archives.py", "list", folder / "list.tar", "node-agent:v1", *(_write(folder, arch) for arch in _ARCHES)
-        )
-        lists.append(_read(folder / "list.tar"))
-    assert lists[0] == lists[1]
-
-
 def test_nothing_is_left_of_an_archive_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "broken.tar").write_bytes(b"no archive")
-
     done = run_tool("archives.py", "list", tmp_path / "out.tar", "node-agent:v1", tmp_path / "broken.tar")
-
     assert done.returncode == 1
     assert [path.name for path in tmp_path.iterdir()] == ["broken.tar"]
 
@@ -127,9 +111,7 @@ def test_the_size_is_that_of_all_files_by_what_they_belong_to(tmp_path: Path) ->
     }
     archive = tmp_path / "image.tar"
     archive.write_bytes(tar_of({"manifest.json": b'[{"Layers": ["layer.tar"]}]', "layer.tar": tar_of(files)}))
-
     done = run_tool("archives.py", "size", archive)
-
     rows = {line[:24].strip(): line[24:].split()[0] for line in done.stdout.splitlines()[2:]}
     assert rows == {
         "node agent, data mover": "0.0",
@@ -141,9 +123,8 @@ def test_the_size_is_that_of_all_files_by_what_they_belong_to(tmp_path: Path) ->
     }
 
 
-@pytest.mark.parametrize("arguments", [(), ("list", "out.tar", "name"), ("rename", "in.tar", "out.tar"), ("push",)])
-def test_a_wrong_command_line_prints_the_right_ones(arguments: tuple[str, ...]) -> None:
-    done = run_tool("archives.py", *arguments)
-
-    assert done.returncode == 2
-    assert "tools/archives.py list OUTPUT NAME ARCHIVE" in done.stderr
+def test_a_wrong_command_line_prints_the_right_ones() -> None:
+    for arguments in ((), ("list", "out.tar", "name"), ("rename", "in.tar", "out.tar"), ("push",)):
+        done = run_tool("archives.py", *arguments)
+        assert done.returncode == 2
+        assert "tools/archives.py list OUTPUT NAME ARCHIVE" in done.stderr

@@ -138,9 +138,7 @@ def test_digests_are_those_of_the_registry(tmp_path: Path, registry: Registry, r
     file = _write(tmp_path, registry)
     before = file.read_text()
     digests = [registry.digest(tagged) for tagged in registry.manifests]
-
     first, again = _renew(file), _renew(file)
-
     assert (first.returncode, first.stderr, again.returncode, again.stderr) == (0, "", 0, "")
     expected = before.replace(f"@{_OLD}", f"@{digests[0]}").replace("go:2-slim", f"go:2-slim@{digests[1]}")
     assert file.read_text() == expected
@@ -174,8 +172,6 @@ def test_file_stays_as_it_is_if_one_digest_cannot_be_read(
     before = file.read_text()
     for name, value in change.items():
         setattr(registry, name, value)
-
     done = _renew(file)
-
     assert (done.returncode, done.stderr) == (1, f"error: {registry.address}/{message}\n")
     assert file.read_text() == before

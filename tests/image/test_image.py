@@ -66,14 +66,12 @@ def import_in(container: Container, module: str) -> dict[str, Any]:
 )
 def test_program_starts_in_a_read_only_container(container: Container, command: tuple[str, ...]) -> None:
     done = container.run(*command)
-
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip()
 
 
 def test_the_command_of_velero_passes_on_arguments_and_exit_code(container: Container) -> None:
     done = container.run("/velero", "node-agent", "server", "--features=Enable CSI", "--log-level=no such level")
-
     assert done.returncode == 2
     assert done.stderr.startswith("error: argument --log-level: invalid choice: 'no such level'")
 
@@ -81,13 +79,11 @@ def test_the_command_of_velero_passes_on_arguments_and_exit_code(container: Cont
 def test_nothing_can_be_written(container: Container) -> None:
     """Without this the other tests would prove nothing about a read-only container."""
     done = container.run("python", "-c", "open('/opt/node-agent/written', 'w')")
-
     assert "Read-only file system" in done.stderr
 
 
 def test_user_is_not_root(container: Container) -> None:
     done = container.run("python", "-c", "import os; print(os.getresuid(), os.getresgid(), os.getgroups())")
-
     assert done.stdout == "(65532, 65532, 65532) (65532, 65532, 65532) []\n", done.stderr
 
 
@@ -121,14 +117,12 @@ def test_pod_that_sets_no_user_does_not_run_as_root(bed: Bed, space: str, securi
 @pytest.mark.parametrize("module", ["nodeagent.app", "nodeagent.__main__", "datamover.__main__"])
 def test_every_module_is_loaded_from_its_optimized_cache(container: Container, module: str) -> None:
     report = import_in(container, module)
-
     assert report["not_compiled"] == []
     assert report["not_optimized"] == []
 
 
 def test_mover_is_light(container: Container) -> None:
     report = import_in(container, "datamover.__main__")
-
     assert "kubernetes_asyncio" not in report["modules"]
     assert report["rss_kib"] < MOVER_RSS_LIMIT_KIB
 
@@ -136,7 +130,6 @@ def test_mover_is_light(container: Container) -> None:
 def test_agent_is_light(container: Container) -> None:
     """The generated classes of the client library of Kubernetes would not fit in."""
     report = import_in(container, "nodeagent.runtime.transport")
-
     assert report["rss_kib"] < AGENT_RSS_LIMIT_KIB
 
 

@@ -45,7 +45,6 @@ def test_images_of_both_architectures_are_built_and_listed_in_the_registry(tmp_p
         VERSION="v1",
         TAG_LATEST="true",
     )
-
     image, build = "example.com/project/node-agent", f"{_BUILD} type=registry --platform"
     names = ["linux-amd64", "linux-arm64"]
     expected = [
@@ -64,7 +63,6 @@ def test_images_of_both_architectures_are_built_and_listed_in_the_registry(tmp_p
 
 def test_archives_are_written_to_the_output_directory(tmp_path: Path) -> None:
     done, asked = _run(tmp_path, BUILDX_INSTANCE="mine", BUILD_ARCH="amd64", VERSION="v1")
-
     archive = ROOT / "_output" / "node-agent-v1-linux-amd64.tar"
     assert (done.returncode, done.stdout.splitlines()) == (0, [str(archive)])
     (build,) = asked
@@ -82,5 +80,4 @@ def test_archives_are_written_to_the_output_directory(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_built_is_rejected(tmp_path: Path, variables: dict[str, str], message: str) -> None:
     done, asked = _run(tmp_path, **variables)
-
     assert (done.returncode, done.stdout, done.stderr, asked) == (1, "", f"error: {message}\n", [])
