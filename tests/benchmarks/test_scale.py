@@ -96,24 +96,18 @@ def test_a_transfer_that_goes_back_is_a_violation(was: str, then: str) -> None:
     assert len(judge([sight(2, "x", was), sight(3, "x", then)], [limits()]).violations) == 1
 
 
-def test_a_deleted_transfer_uses_no_quota() -> None:
+def test_neither_a_deleted_transfer_nor_one_without_a_limit_exceeds_a_quota() -> None:
     course = [sight(2, "x", "Accepted"), replace(sight(3, "x", "Accepted"), deleted=True), sight(4, "y", "Accepted")]
     assert judge(course, [limits(queue_length=1)]).violations == []
-
-
-def test_no_limit_is_never_exceeded() -> None:
     course = [sight(n, f"transfer-{n}", "Accepted") for n in range(2, 50)]
     assert judge(course, [limits(queue_length=None)]).violations == []
 
 
 def test_disorder_is_counted_between_namespaces_and_inside_one() -> None:
     waiting = [sight(n, f"transfer-{n}", "New", queue=queue) for n, queue in enumerate("abab")]
-    good = [waiting[0], waiting[1], waiting[2], waiting[3]]
-    assert count_disorder(waiting, good) == 0
-    assert count_disorder(waiting, good, after="b") == 0
-    assert count_disorder(waiting, good, after="a") == 1
-    assert count_disorder(waiting, [waiting[2], waiting[1], waiting[0], waiting[3]]) == 1
-    assert count_disorder(waiting, [waiting[0], waiting[2], waiting[1], waiting[3]]) == 1
+    assert [count_disorder(waiting, waiting, **after) for after in ({}, {"after": "b"}, {"after": "a"})] == [0, 0, 1]
+    for order in ((2, 1, 0, 3), (0, 2, 1, 3)):
+        assert count_disorder(waiting, [waiting[one] for one in order]) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,9 +129,6 @@ def test_what_is_written_down_is_read_again(kind: str, tmp_path: Path) -> None:
         file.write(to_line(later)[20:])
     history.read_on()
     assert (history.transfers, history.done) == (1, 1)
-
-
-def test_limits_are_read_from_the_agents_config_map() -> None:
     config = build_config("velero", queue_length=100, slots=3)
     config["metadata"]["resourceVersion"] = "5"
     assert sight_of_limits(config) == LimitChange(5, 100, 3)
