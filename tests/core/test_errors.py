@@ -76,7 +76,8 @@ def test_rejected_uid_is_a_conflict() -> None:
 def test_any_body_becomes_an_error_of_limited_length() -> None:
     for body in (b"", b"<html>bad gateway</html>", b"[]", b"null", b'{"message":"m","details":null}'):
         assert str(build_error(502, body, attempted="get Pod a/b")).startswith("get Pod a/b: 502")
-    for details in (None, [], "", {}):
+    absent: tuple[object, ...] = (None, [], "", {})
+    for details in absent:
         body = json.dumps({"code": 5, "message": "no route", "details": details}).encode()
         assert str(build_error(404, body, attempted="get Pod a/b")) == "get Pod a/b: 404: no route"
     assert len(str(build_error(500, b"x" * 10_000, attempted="get"))) < 400

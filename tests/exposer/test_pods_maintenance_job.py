@@ -11,7 +11,7 @@ import yaml
 from msgspec import structs
 
 from core.contract import VolumeMode
-from core.kube.types import PodToleration, VolumeSource
+from core.kube.types import NodeRequirement, PodToleration, VolumeSource
 from core.models.names import (
     MAINTENANCE_CONTAINER,
     OWNER_UID_LABEL,
@@ -229,8 +229,8 @@ def test_of_the_configuration_of_movers_their_account_and_tolerations_apply() ->
 
 def test_a_configured_label_never_overwrites_a_reserved_one() -> None:
     """Garbage collection would delete a pod with the label of an owner; Kubernetes an owned Job, unfinished."""
-    reserved = (REPO_NAME_LABEL, "velero.io/data-upload", OWNER_UID_LABEL)
-    reserved += ("job-name", "controller-uid", "batch.kubernetes.io/x")
+    reserved = [REPO_NAME_LABEL, "velero.io/data-upload", OWNER_UID_LABEL]
+    reserved += ["job-name", "controller-uid", "batch.kubernetes.io/x"]
     settings = JobSettings(labels=dict.fromkeys(reserved, "mine") | {"team": "storage"})
     job = build_maintenance_job(run(settings), expose(), SPEC)
     assert job["metadata"] == {"name": NAME, "namespace": "velero", "labels": {OWNER_UID_LABEL: OWNER.uid}}
@@ -305,8 +305,9 @@ def test_its_container_is_found_beside_that_of_a_webhook() -> None:
 def test_whole_jobs() -> None:
     assert_golden("maintenance-job", build_maintenance_job(run(), expose(template=template()), SPEC))
     resources: JsonDict = {"requests": {"memory": "256Mi"}, "limits": {"memory": "512Mi"}}
-    nodes = ({"key": "pool", "operator": "In", "values": ["b"]}, {"key": "spot", "operator": "DoesNotExist"})
-    settings = JobSettings(resources, (nodes,), "c", {"team": "a"}, {"note": "b"})
+    pool = NodeRequirement(key="pool", operator="In", values=["b"])
+    spot = NodeRequirement(key="spot", operator="DoesNotExist")
+    settings = JobSettings(resources, ((pool, spot),), "c", {"team": "a"}, {"note": "b"})
     spec = MaintainRepository(job=NAME, ignore_foreign=True, verify_blobs=100_000, full_interval_seconds=43_200)
     agent = expose(template=template(), pod=PodSettings(service_account="node-agent-mover"))
     assert_golden("maintenance-job-configured", build_maintenance_job(run(settings, cache_limit_mib=2048), agent, spec))
