@@ -59,10 +59,9 @@ async def test_a_restore_interrupted_at_any_request_continues(applied: bool, by_
 async def test_after_an_interrupted_rebind_the_target_has_the_volume_or_it_is_deleted(
     applied: bool, by_block: bool, collected: bool
 ) -> None:
-    """Two PersistentVolumes of one storage are never for different uses."""
-    ended = []
-    build = partial(restore, by_block=by_block)
-    async for one in interruptions(build, Restore.rebind, applied=applied, least=10, prepare=Restore.begin):
+    """Two PersistentVolumes of one storage are never for different uses, also while the first one is being deleted."""
+    ended, cut = [], partial(interruptions, applied=applied, least=10, settle=collected)
+    async for one in cut(partial(restore, by_block=by_block), Restore.rebind, prepare=Restore.begin):
         if collected:
             await collect(one.scene)
         else:

@@ -311,9 +311,10 @@ async def test_no_second_volume_is_named_that_was_never_created() -> None:
 async def test_a_policy_that_a_user_changes_does_not_lose_the_storage() -> None:
     scene = in_place(by_block=True)
     await expose(scene)
-    await scene.world.patch(PERSISTENT_VOLUMES, SHOWN, spec={"persistentVolumeReclaimPolicy": "Delete"})
-    # No provisioner reclaims a volume that names none.
+    # No provisioner reclaims a volume that names none, but one that is deleted without Retain.
     scene.world.reclaims = False
+    deleting = {"persistentVolumeReclaimPolicy": "Delete"}
+    await scene.world.patch(PERSISTENT_VOLUMES, SHOWN, finalizers=["test/provisioner"], spec=deleting)
     await give_back(scene)
     await clean_up(scene)
     assert_returned(scene)

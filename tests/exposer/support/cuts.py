@@ -67,10 +67,12 @@ async def interruptions(
     least: int,
     prepare: Callable[[S], Awaitable[Any]] | None = None,
     over: Callable[..., Cut] | None = None,
+    settle: bool = True,
 ) -> AsyncIterator[S]:
     """Yield scenes in which `step` was cut short at each request in turn, as if the agent had crashed.
 
     In the last one it was not. It sends at least so many requests, through the transport that `over` builds, if any.
+    Unless they `settle`, controllers have not run since the cut.
     """
     at, cut = 0, True
     while cut:
@@ -79,6 +81,7 @@ async def interruptions(
             await prepare(scene)
         transport = over(scene, at, applied=applied) if over else Cut(scene.world.kube, at, applied=applied)
         cut = await cut_short(step(scene, transport))
-        await scene.world.settle()
+        if settle:
+            await scene.world.settle()
         yield scene
     assert at > least
