@@ -1,7 +1,7 @@
 """Which incomplete snapshots a backup continues from, and which snapshots are deleted; with a kopia that only lists."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -48,34 +48,25 @@ class _Lister:
         return {name for call in self.calls if call[:2] == _DELETE for name in call[2:-1]}
 
 
-async def _alone() -> bool:
-    return True
+def _says(alone: bool) -> Callable[[], Awaitable[bool]]:
+    async def is_alone() -> bool:
+        return alone
 
-
-async def _not_alone() -> bool:
-    return False
+    return is_alone
 
 
 async def _check() -> None:
     """Find no other attempt."""
 
 
-_ATTEMPT: Final = BackupAttempt("u", 3, _alone, _check, (_START, _at(3600)))
-_CHECKPOINTS: Final = [
-    _listed("a", 0.2, 600),
-    _listed("b", 0.2, 1200.5),
-    _listed("c", 0.2, 1200),
-    _listed("d", 3595, 4000),
-    _listed("e", 1800, 5000),
-    _listed("f", 10.5, 5000),
-]
+_ATTEMPT: Final = BackupAttempt("u", 3, _says(True), _check, (_START, _at(3600)))
+_TIMES: Final = {"a": (0.2, 600), "b": (0.2, 1200.5), "c": (0.2, 1200), "d": (3595, 4000), "e": (1800, 5000)}
+_CHECKPOINTS: Final = [_listed(name, *times) for name, times in {**_TIMES, "f": (10.5, 5000)}.items()]
 _COMPLETE: Final = _listed("z", -3600, -3000, incomplete="")
 
 
 @pytest.mark.parametrize(("seconds", "chosen"), [(0, True), (10, True), (-10, True), (10.1, False), (-10.1, False)])
-def test_a_checkpoint_is_an_attempts_own_if_it_began_within_ten_seconds_of_its_start(
-    seconds: float, chosen: bool
-) -> None:
+def test_a_checkpoint_is_an_attempts_own_if_it_began_within_ten_seconds(seconds: float, chosen: bool) -> None:
     checkpoints = [Checkpoint("a", _at(seconds), _at(600))]
     assert choose_checkpoints(checkpoints, [_START]) == ({"a"} if chosen else set())
     assert choose_checkpoints(checkpoints, []) == set()
@@ -91,7 +82,8 @@ async def test_the_last_checkpoint_of_each_earlier_attempt_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "attempt", [None, BackupAttempt("u", 1, _alone, _check), BackupAttempt("u", 3, _not_alone, _check, _ATTEMPT.starts)]
+    "attempt",
+    [None, BackupAttempt("u", 1, _says(True), _check), replace(_ATTEMPT, is_alone=_says(False))],
 )
 async def test_all_are_removed_without_a_start_or_beside_another_transfer(attempt: BackupAttempt | None) -> None:
     kopia = _Lister(_CHECKPOINTS)
@@ -116,11 +108,6 @@ async def test_what_cannot_be_deleted_is_a_warning() -> None:
     assert found.warning.startswith("could not remove incomplete snapshots of earlier backups: ")
     assert found.latest is not None
     assert (found.latest.snapshot_id, found.continued, len(found.sizes)) == ("z", True, 1)
-
-
-async def test_a_failure_of_the_listing_fails_the_backup() -> None:
-    with pytest.raises(KopiaError, match="no access"):
-        await inherit(_Lister(_CHECKPOINTS, ("snapshot", "list")), _TARGET, _ATTEMPT)
 
 
 def _complete(name: str, attempt: str | None) -> dict[str, Any]:
@@ -157,14 +144,14 @@ async def test_an_attempt_that_was_overtaken_deletes_nothing() -> None:
     assert kopia.calls == []
 
 
-async def test_nothing_is_deleted_where_no_attempt_was_overtaken() -> None:
-    kopia = _Lister([_complete("own", "3")])
-    assert await remove_overtaken(kopia, _TARGET, _ATTEMPT) is None
-    assert len(kopia.calls) == 1
-
-
 @pytest.mark.parametrize("failing", [("snapshot", "list"), _DELETE])
 async def test_an_overtaken_snapshot_that_cannot_be_removed_is_a_warning(failing: tuple[str, ...]) -> None:
     warning = await remove_overtaken(_Lister([_complete("first", "1")], failing), _TARGET, _ATTEMPT)
     assert warning is not None
     assert warning.startswith("could not remove the snapshots of overtaken attempts: ")
+    # Nothing is deleted where no attempt was overtaken; a failure of the listing fails a backup.
+    kopia = _Lister([_complete("own", "3")])
+    assert await remove_overtaken(kopia, _TARGET, _ATTEMPT) is None
+    assert len(kopia.calls) == 1
+    with pytest.raises(KopiaError, match="no access"):
+        await inherit(_Lister(_CHECKPOINTS, ("snapshot", "list")), _TARGET, _ATTEMPT)

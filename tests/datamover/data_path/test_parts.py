@@ -1,22 +1,24 @@
-"""Which parts a snapshot is restored in, if it has more entries than the memory limit suffices for."""
+"""Which parts a snapshot with too many entries is restored in, and the runs of kopia for them."""
 
 import errno
 import json
 import os
 import stat
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from core.errors import DataPathError
+from core.errors import DataPathError, KopiaError
 from core.models.base import JsonDict
 from datamover.data_path import parts as parts_module
-from datamover.data_path.parts import Part, Parts, Placeholders, find_parts
-from datamover.kopia.process import KopiaAnswer
+from datamover.data_path.parts import SKIP_EXISTING, SPARSE, Part, PartRestorer, Parts, Placeholders, find_parts
+from datamover.kopia.process import KopiaAnswer, KopiaFiles
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.work_dir import WorkDir
+from tests.datamover.support.data_paths import restore_data_path
 from tests.datamover.support.mounts import need_root
 
 
@@ -70,21 +72,17 @@ async def test_a_snapshot_that_fits_is_one_part(tmp_path: Path, fitting: int | N
 @pytest.mark.parametrize(
     ("fitting", "paths", "split"),
     [
-        (9, {"z": 5, "many": 90, "few": 30, "l": 0}, [""]),
-        (5, {"z": 5, "few": 30, "l": 0, "many/left": 40, "many/right": 50}, ["", "many"]),
-        (
-            4,
-            {"z": 5, "few": 30, "l": 0, "many/left": 40, **{f"many/right/{number}": 1 for number in range(5)}},
-            ["", "many", "many/right"],
-        ),
+        (9, {"many": 90}, [""]),
+        (5, {"many/left": 40, "many/right": 50}, ["", "many"]),
+        (4, {"many/left": 40} | {f"many/right/{number}": 1 for number in range(5)}, ["", "many", "many/right"]),
     ],
 )
-async def test_a_directory_that_does_not_fit_is_split(
+async def test_what_does_not_fit_is_split(
     tmp_path: Path, fitting: int, paths: dict[str, int], split: list[str]
 ) -> None:
     found = await find_parts(_Reader(tmp_path), _snapshot(), fitting)
-    assert {part.path: part.size_bytes for part in found.parts} == paths
-    assert len(found.parts) == len(paths)
+    assert {part.path: part.size_bytes for part in found.parts} == {"z": 5, "few": 30, "l": 0} | paths
+    assert len(found.parts) == 3 + len(paths)
     assert [one.path for one in found.split] == split
 
 
@@ -94,29 +92,23 @@ async def test_a_directory_of_too_many_parts_stays_one(
 ) -> None:
     monkeypatch.setattr(parts_module, name, most)
     found = await find_parts(_Reader(tmp_path), _snapshot(), 4)
-    assert (len(found.parts), found.largest, found.largest.name) == (
-        5,
-        Part("many/right", 5, 50),
-        "many/right of the snapshot",
-    )
+    assert (len(found.parts), found.largest) == (5, Part("many/right", 5, 50))
+    assert found.largest.name == "many/right of the snapshot"
     monkeypatch.setattr(parts_module, name, 1)
     assert (await find_parts(_Reader(tmp_path), _snapshot(), 4)).parts == [Part("", 14, 130)]
 
 
-def _paths(parts: Parts, target: Path, fitting: int) -> list[list[str]]:
-    return [[part.path for part in run] for run in parts.runs(target, fitting)]
+def _paths(parts: Parts, fitting: int) -> list[list[str]]:
+    return sorted([part.path for part in run] for run in parts.runs(Path("/t"), fitting))
 
 
-async def test_directories_are_restored_together_and_anything_else_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_directories_are_restored_together_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = await find_parts(_Reader(tmp_path), _snapshot(), 5)
-    target = Path("/t")
-    assert sorted(_paths(found, target, 12)) == [["few", "many/left", "many/right"], ["l"], ["z"]]
-    assert sorted(_paths(found, target, 11)) == [["few", "many/left"], ["l"], ["many/right"], ["z"]]
-    assert sorted(_paths(found, target, 6)) == [["few"], ["l"], ["many/left"], ["many/right"], ["z"]]
+    assert _paths(found, 12) == [["few", "many/left", "many/right"], ["l"], ["z"]]
+    assert _paths(found, 11) == [["few", "many/left"], ["l"], ["many/right"], ["z"]]
+    assert _paths(found, 6) == [["few"], ["l"], ["many/left"], ["many/right"], ["z"]]
     monkeypatch.setattr(parts_module, "_PATHS_BYTES", len("/t/few.kopia-entry/t/many/left.kopia-entry") + 20)
-    assert sorted(_paths(found, target, 12)) == [["few", "many/left"], ["l"], ["many/right"], ["z"]]
+    assert _paths(found, 12) == [["few", "many/left"], ["l"], ["many/right"], ["z"]]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +121,7 @@ def test_a_name_that_is_too_long_for_a_placeholder_has_none(path: str, placehold
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "/etc", "a\0b", "x.kopia-entry"])
-async def test_a_name_that_the_mover_must_not_write_leaves_its_directory_one_part(
+async def test_a_name_that_must_not_be_written_is_no_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """A tenant who writes to a volume that is backed up may choose it."""
@@ -165,8 +157,8 @@ async def test_placeholders_are_made_beside_the_directories_and_follow_no_link(t
 
 async def test_a_canceled_transfer_makes_no_more_placeholders(tmp_path: Path) -> None:
     found = await find_parts(_Reader(tmp_path), _snapshot(), 9)
-    runs = [run for run in found.runs(tmp_path, 99) if len(run) > 1]
-    made = Placeholders(tmp_path, runs[0])
+    (run,) = [run for run in found.runs(tmp_path, 99) if len(run) > 1]
+    made = Placeholders(tmp_path, run)
     made.make(lambda: made.done == 1)
     assert len([*tmp_path.glob("*.kopia-entry")]) == 1
     Placeholders(tmp_path).remove_left(lambda: False, began_empty=False)
@@ -188,15 +180,108 @@ async def test_a_directory_gets_its_attributes_once_what_is_in_it_is_restored(tm
     assert status.st_mtime_ns == 1_600_000_000_123_456_789
 
 
-async def test_what_the_target_refuses_of_split_directories_is_counted(tmp_path: Path) -> None:
+async def test_what_is_refused_of_split_directories_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = await find_parts(_Reader(tmp_path), _snapshot(), 5)
     (tmp_path / "many").touch()
     assert found.make_directories(tmp_path, lambda: False) == {"many"}
     assert found.set_attributes(tmp_path, lambda: False) == 1
-
-
-async def test_a_target_that_fails_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = await find_parts(_Reader(tmp_path), _snapshot(), 5)
+    # A target that fails is no refusal.
     monkeypatch.setattr(Path, "mkdir", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(DataPathError, match=r"^cannot restore directory /: No space left on device$"):
         found.make_directories(tmp_path, lambda: False)
+
+
+_REFUSED = "ERROR error restoring: restore error: copy file: error creating file: open /t/a:b: invalid argument"
+_DIRECTORY = json.dumps({"type": "d", "obj": "k1"})
+
+
+def _restorer(target: Path, answers: Sequence[KopiaAnswer], **more: Any) -> tuple[PartRestorer, list[list[str]]]:
+    """Return a restorer whose kopia gives these answers, and the arguments that it will get."""
+    calls: list[list[str]] = []
+    left = list(answers)
+
+    async def run(attempt: Callable[[], Awaitable[KopiaAnswer]]) -> KopiaAnswer:
+        return await attempt()
+
+    async def move(_: object, __: str, *arguments: str, on_line: Callable[[str], None], **___: object) -> KopiaAnswer:
+        calls.append([one.replace(str(target), "/t") for one in arguments[1:]])
+        answer = left.pop(0)
+        for line in answer.lines:
+            on_line(line)
+        return answer
+
+    data_path = restore_data_path()
+    data_path.run = move  # type: ignore[assignment,method-assign]  # kopia's place
+    snapshot, repository = Snapshot("id", "s", "", "k", 2, 2), Mock(run=run)
+    return PartRestorer(repository, snapshot, target, ["-f", SKIP_EXISTING], KopiaFiles(), data_path, **more), calls
+
+
+def _answer(exit_code: int, *lines: str) -> KopiaAnswer:
+    return KopiaAnswer("restore", exit_code, b"", list(lines))
+
+
+async def test_a_refusal_is_ignored_by_a_second_kopia_and_by_those_of_later_parts(tmp_path: Path) -> None:
+    answers = [_answer(1, _REFUSED), _answer(0, "ignored error open /t/a:b: invalid argument on a:b"), _answer(0)]
+    restorer, calls = _restorer(tmp_path, answers)
+    assert not restorer.refused
+    await restorer.restore(Parts([Part("f", 1, 1), Part("g", 1, 1)]), 9)
+    assert calls == [
+        ["id/f", "/t/f", "-f", SKIP_EXISTING],
+        # What the first one has left unfinished may look finished.
+        ["id/f", "/t/f", "-f", "--ignore-errors"],
+        ["id/g", "/t/g", "-f", SKIP_EXISTING, "--ignore-errors"],
+    ]
+    assert restorer.refused
+    # A target that is known to refuse needs one kopia.
+    restorer, calls = _restorer(tmp_path, [_answer(0)], tolerant=True)
+    await restorer.restore(Parts([Part("", 1, 1)]), 9)
+    assert calls == [["id", "/t", "-f", SKIP_EXISTING, "--ignore-errors"]]
+    assert not restorer.refused
+
+
+@pytest.mark.parametrize(
+    ("answers", "tolerant"),
+    [
+        ([_answer(1, "ERROR error restoring: restore error: copy file: no space left on device")], False),
+        ([_answer(0, "ignored error copy file: error creating file: open /t/f: no space left on device on f")], True),
+        ([_answer(1, _REFUSED), _answer(1, "ERROR unable to open repository")], False),
+    ],
+    ids=["no refusal", "ignored, and no refusal", "the second kopia fails"],
+)
+async def test_any_other_error_ends_the_restore(tmp_path: Path, answers: Sequence[KopiaAnswer], tolerant: bool) -> None:
+    restorer, calls = _restorer(tmp_path, answers, tolerant=tolerant)
+    with pytest.raises(KopiaError):
+        await restorer.restore(Parts([Part("", 1, 1)]), 9)
+    assert len(calls) == len(answers)
+
+
+@pytest.mark.parametrize(("block_bytes", "flags"), [(65536, [SPARSE]), (1 << 20, [])])
+async def test_kopia_writes_holes_only_where_its_buffer_has_room_for_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, flags: list[str]
+) -> None:
+    """Else it would crash at the first file: with NFS, CephFS and ZFS."""
+    blocks = {tmp_path.parent: block_bytes, tmp_path: 4096, tmp_path / "d": 4096}
+    monkeypatch.setattr(os, "statvfs", lambda path: Mock(f_bsize=blocks[path]))
+    restorer, calls = _restorer(tmp_path, [_answer(0), _answer(0)])
+    restorer.flags = [SPARSE]
+    await restorer.restore(Parts([Part("", 1, 1), Part("d/f", 1, 1)]), 9)
+    assert calls == [["id", "/t", *flags], ["id/d/f", "/t/d/f", SPARSE]]
+
+
+async def test_placeholders_are_made_for_each_kopia_and_none_stays(tmp_path: Path) -> None:
+    """kopia removes a directory's once it has finished that, and no other one."""
+    parts = [Part(name, 1, 1, _DIRECTORY) for name in ("d", "e", "no/such")]
+    restorer, calls = _restorer(tmp_path, [_answer(1, _REFUSED), _answer(0)])
+    await restorer.restore(Parts(parts), 9)
+    assert [call[:2] for call in calls] == [["/t/d.kopia-entry", "/t/e.kopia-entry"]] * 2
+    assert not [*tmp_path.iterdir()]
+    # That of a directory which the target has refused cannot be made.
+    assert restorer.refusals == 1
+    restorer, _ = _restorer(tmp_path, [_answer(1, "ERROR unable to open repository")])
+    with pytest.raises(KopiaError):
+        await restorer.restore(Parts(parts), 9)
+    assert not [*tmp_path.iterdir()]
+    # No kopia runs for parts whose directory was refused.
+    restorer, calls = _restorer(tmp_path, [])
+    await restorer.restore(Parts([Part(f"no/{name}", 1, 1, _DIRECTORY) for name in "de"]), 9)
+    assert (calls, restorer.refusals) == ([], 2)

@@ -35,10 +35,7 @@ def _directory(name: str, files: int) -> JsonDict:
 @pytest.fixture
 def kopia(tmp_path: Path) -> StoredDirectories:
     """A snapshot of `f`, `l`, and `d` with `d/g`."""
-    objects = {
-        "kroot": [_entry("f", size=1), _entry("l", "s"), _directory("d", 1)],
-        "kd": [_entry("g", size=2)],
-    }
+    objects = {"kroot": [_entry("f", size=1), _entry("l", "s"), _directory("d", 1)], "kd": [_entry("g", size=2)]}
     return StoredDirectories(objects, WorkDir(tmp_path, tmp_path))
 
 
@@ -64,9 +61,7 @@ async def _find(kopia: StoredDirectories, target: Path, *, probe: Probe = _SOUND
 
 
 @pytest.mark.parametrize("names", [True, False], ids=["names are kept", "names are not kept"])
-async def test_nothing_is_found_in_a_target_that_has_everything(
-    kopia: StoredDirectories, target: Path, names: bool
-) -> None:
+async def test_nothing_is_found_in_a_complete_target(kopia: StoredDirectories, target: Path, names: bool) -> None:
     found = await _find(kopia, target, probe=replace(_SOUND, names=names))
     assert found == Refused()
     found.check("restore", None)
@@ -81,11 +76,7 @@ async def test_what_is_missing_counts_with_what_is_below_it(kopia: StoredDirecto
     (target / "l").mkdir()
     found = await _find(kopia, target)
     assert found.missing == 4
-    assert found.missing_names == [
-        "f (6 of 1 bytes)",
-        "l (something else is there)",
-        "d (No such file or directory)",
-    ]
+    assert found.missing_names == ["f (6 of 1 bytes)", "l (something else is there)", "d (No such file or directory)"]
     with pytest.raises(IncompleteRestoreError, match=r"all others are restored: 4 missing: f \(6 of 1 bytes\); l"):
         found.check("restore snapshot id to /t", "open /t/d: invalid argument")
 
@@ -111,45 +102,32 @@ async def test_each_attribute_that_differs_is_counted_and_named(kopia: StoredDir
     )
 
 
-async def test_what_kopia_left_unset_after_an_error_is_set(kopia: StoredDirectories, target: Path) -> None:
+async def test_what_kopia_left_unset_after_an_error_is_set_and_what_is_only_pretended_found(
+    kopia: StoredDirectories, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for path in (target / "d" / "g", target / "d", target):
         path.chmod(0o700)
         os.utime(path, (0, 0))
     assert await _find(kopia, target, repair=True) == Refused()
     assert {path.stat().st_mode & 0o777 for path in (target / "d", target)} == {0o750}
-
-
-async def test_what_the_target_only_pretends_to_set_is_found_after_a_repair(
-    kopia: StoredDirectories, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     (target / "f").chmod(0o600)
     monkeypatch.setattr(os, "chmod", lambda *_, **__: None)
     assert (await _find(kopia, target, repair=True)).unset_names == ["f (mode 600 instead of 640)"]
 
 
-def _fold(kept: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the file system have one file for these names."""
-    stat = os.stat
+async def test_names_that_the_target_takes_for_one_are_missing_and_another_form_is_reported(
+    kopia: StoredDirectories, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries, kept, stat = kopia.objects["kroot"], {"F": "f", "D": "d"}, os.stat
     monkeypatch.setattr(os, "stat", lambda name, **more: stat(kept.get(name) or name, **more))
-
-
-async def test_names_that_the_target_takes_for_one_are_missing(
-    kopia: StoredDirectories, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kopia.objects["kroot"] += [_entry("F", size=7), _directory("D", 3)]
-    _fold({"F": "f", "D": "d"}, monkeypatch)
+    kopia.objects["kroot"] = [*entries, _entry("F", size=7), _directory("D", 3)]
     found = await _find(kopia, target, probe=replace(_SOUND, names=False))
-    assert found.missing == 5
+    assert (found.missing, found.unset) == (5, 0)
     assert found.missing_names == ["F (the target takes it for f)", "D (the target takes it for d)"]
-    assert found.unset == 0
-
-
-async def test_a_name_in_another_form_is_reported(
-    kopia: StoredDirectories, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kopia.objects["kroot"] = entries
     (target / "f").rename(target / "F")
     os.utime(target, (_AT, _AT))
-    _fold({"f": "F"}, monkeypatch)
+    kept["f"] = "F"
     found = await _find(kopia, target, probe=replace(_SOUND, names=False))
     assert found.unset_text == "the target did not take the name of 1 of the entries: f (another form of its name)"
 
@@ -161,7 +139,7 @@ async def test_a_name_that_no_file_can_have_is_not_looked_up(kopia: StoredDirect
     assert (found.missing, found.unset) == (1, 0)
 
 
-async def test_a_directory_that_cannot_be_read_is_reported(
+async def test_an_unread_directory_is_named(
     kopia: StoredDirectories, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listdir = os.listdir
@@ -177,23 +155,27 @@ async def test_a_directory_that_cannot_be_read_is_reported(
     assert (found.missing, found.uncompared) == (0, 1)
     assert found.unset_text == "the target does not let 1 entries be compared: d (Permission denied)"
     found.check("restore", None)
-    with pytest.raises(
-        IncompleteRestoreError, match=r": not all are written \(kopia's first error: open\)\. Also, the target does"
-    ):
+    error = r": not all are written \(kopia's first error: open\)\. Also, the target does"
+    with pytest.raises(IncompleteRestoreError, match=error):
         found.check("restore", "open")
 
 
-async def test_a_target_that_cannot_be_opened_is_an_error(kopia: StoredDirectories, tmp_path: Path) -> None:
-    with pytest.raises(DataPathError, match=rf"^cannot open target {tmp_path}/missing: No such file"):
-        await _find(kopia, tmp_path / "missing")
-
-
-async def test_a_directory_that_kopia_does_not_show_is_an_error(kopia: StoredDirectories, target: Path) -> None:
+async def test_what_is_no_fault_of_the_target_is_an_error(
+    kopia: StoredDirectories, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(Directories, "inner_first", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+        with pytest.raises(OSError, match="Input/output error"):
+            await _find(kopia, target)
+    with pytest.raises(DataPathError, match=rf"^cannot open target {target}/missing: No such file"):
+        await _find(kopia, target / "missing")
     kopia.objects["kroot"].append(_directory("e", 0))
     (target / "e").mkdir()
     kopia.objects["ke"] = {}  # type: ignore[assignment]  # no list
     with pytest.raises(KopiaError, match="kopia's output is not a directory"):
         await _find(kopia, target)
+    with Path("/dev/full").open("r+b", buffering=0) as full, pytest.raises(DataPathError, match="No space left"):
+        Directories(full).add(b"d", _directory("d", 1))
 
 
 def test_names_of_any_length_leave_room_in_a_message() -> None:
@@ -205,16 +187,3 @@ def test_names_of_any_length_leave_room_in_a_message() -> None:
     with pytest.raises(IncompleteRestoreError) as failed:
         found.check("restore snapshot id to /t", "z" * 5000)
     assert len(str(failed.value).encode()) < TERMINATION_MESSAGE_LIMIT_BYTES
-
-
-def test_a_full_disk_of_the_data_mover_is_no_fault_of_the_target() -> None:
-    with Path("/dev/full").open("r+b", buffering=0) as full, pytest.raises(DataPathError, match="No space left"):
-        Directories(full).add(b"d", _directory("d", 1))
-
-
-async def test_an_error_of_the_data_movers_disk_does_not_name_the_target(
-    kopia: StoredDirectories, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Directories, "inner_first", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
-    with pytest.raises(OSError, match="Input/output error"):
-        await _find(kopia, target)
