@@ -1,4 +1,3 @@
-from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -45,6 +44,8 @@ def test_all_links_are_found_and_hard_ones_on_request(target: Path) -> None:
         found = TargetLinks(file)
         find_links(target, _go_on, found)
         assert [one.hard for one in found.in_parts()] == [{}]
+    with pytest.raises(DataPathError, match=r"cannot read target .*missing: No such file or directory"):
+        find_links(target / "missing", _go_on, found)
 
 
 def test_many_links_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,17 +78,12 @@ _CONTENT: JsonDict = {"type": "f", "obj": "1", "mode": "0644", "mtime": "2024-01
     ],
     ids=["of others", "alike", "one", "other content", "other mode", "one a link", "directories"],
 )
-def test_hard_links_are_in_the_way_unless_the_same_is_written_through_each(
-    entries: dict[str, JsonDict], in_the_way: list[str]
-) -> None:
+def test_hard_links_are_in_the_way_unless_all_are_alike(entries: dict[str, JsonDict], in_the_way: list[str]) -> None:
     found = Links(hard={(1, 2, 2): [b"f", b"g"]})
     named = {name.encode(): {**entry, "name": name} for name, entry in entries.items()}
     assert found.in_the_way(named) == [name.encode() for name in in_the_way]
-
-
-def test_hard_links_with_a_name_elsewhere_are_in_the_way() -> None:
-    found = Links(hard={(1, 2, 3): [b"f", b"g"]})
-    assert found.in_the_way({b"f": _CONTENT, b"g": _CONTENT}) == [b"f", b"g"]
+    # One more name is elsewhere.
+    assert Links(hard={(1, 2, 3): [b"f", b"g"]}).in_the_way({b"f": _CONTENT, b"g": _CONTENT}) == [b"f", b"g"]
 
 
 def test_only_links_are_removed(target: Path) -> None:
@@ -106,38 +102,20 @@ def test_only_links_are_removed(target: Path) -> None:
     assert (target / "g").read_text() == "kept"
 
 
-def test_a_target_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataPathError, match=r"cannot read target .*missing: No such file or directory"):
-        find_links(tmp_path / "missing", _go_on, TargetLinks(BytesIO()))
-
-
-_SNAPSHOT = Snapshot("id", "s", "", "k0", 0, 0)
-
-
 async def test_entries_of_one_depth_are_read_together(tmp_path: Path) -> None:
-    kopia = StoredDirectories(
-        {
-            "k0": [
-                {"name": "d", "type": "d", "obj": "Ik1"},
-                {"name": "e", "type": "d", "obj": "k2"},
-                {"name": "g", "type": "d", "obj": "k3"},
-                {"name": "l", "type": "s"},
-                {"name": "\ufffd", "type": "f"},
-            ],
-            "Ik1": [{"name": "f", "type": "f"}],
-            "k2": [{"name": "f", "type": "s"}],
-            "k3": [],
-        },
-        WorkDir(tmp_path, tmp_path),
-    )
+    directories = {"d": "Ik1", "e": "k2", "g": "k3"}
+    root: list[JsonDict] = [{"name": name, "type": "d", "obj": obj} for name, obj in directories.items()]
+    objects: dict[str, list[JsonDict]] = {
+        "k0": [*root, {"name": "l", "type": "s"}, {"name": "\ufffd", "type": "f"}],
+        "Ik1": [{"name": "f", "type": "f"}],
+        "k2": [{"name": "f", "type": "s"}],
+        "k3": [],
+    }
+    kopia, snapshot = StoredDirectories(objects, WorkDir(tmp_path, tmp_path)), Snapshot("id", "s", "", "k0", 0, 0)
+    assert await read_entries(kopia, snapshot, []) == {}
+    assert kopia.received == []
     paths = [b"d", b"l", b"\xff", b"d/f", b"d/x", b"l/x", b"missing/x/y", b"e/f", b"g/f"]
-    found = await read_entries(kopia, _SNAPSHOT, paths)
+    found = await read_entries(kopia, snapshot, paths)
     types = {path: entry["type"] for path, entry in found.items()}
     assert types == {b"d": "d", b"l": "s", b"\xff": "f", b"d/f": "f", b"e/f": "s"}
     assert kopia.received == [("content", "show", "k0"), ("content", "show", "k2", "k3"), ("show", "Ik1")]
-
-
-async def test_nothing_is_read_without_a_path(tmp_path: Path) -> None:
-    kopia = StoredDirectories({}, WorkDir(tmp_path, tmp_path))
-    assert await read_entries(kopia, _SNAPSHOT, []) == {}
-    assert kopia.received == []

@@ -56,6 +56,9 @@ def test_parents_are_the_last_complete_snapshot_and_own_checkpoints_after_it() -
     ]
     found = decide_parents(listed, frozenset({"early", "own"}), in_use=False)
     assert found == [{"id": "last", "until": _NINE}, {"id": "own", "until": _ELEVEN}]
+    # Nothing is taken from checkpoints by another way, and the first backup has no parent.
+    assert decide_parents([_listed("own", _NINE, incomplete=True)], frozenset({"own"}), in_use=True) == []
+    assert decide_parents([], frozenset(), in_use=False) == []
 
 
 @pytest.mark.parametrize("in_use", [False, True], ids=["a volume's snapshot", "in use"])
@@ -72,14 +75,6 @@ def test_what_was_begun_since_the_request_may_be_of_a_later_state() -> None:
     own = _listed("own", _NOON) | {"tags": {f"tag:{TRANSFER_UID_TAG}": "uid"}}
     again = decide_parents([*listed, own], frozenset(), in_use=False, requested_at=at, transfer_uid="uid")
     assert [one["id"] for one in again] == ["own"]
-
-
-def test_nothing_is_taken_from_checkpoints_by_another_way() -> None:
-    assert decide_parents([_listed("own", _NINE, incomplete=True)], frozenset({"own"}), in_use=True) == []
-
-
-def test_the_first_backup_has_no_parent() -> None:
-    assert decide_parents([], frozenset(), in_use=False) == []
 
 
 _OWN = BlockChanges("snap-2", "volume", lambda: {"address": "driver:443"})
@@ -101,22 +96,19 @@ def _made_from(change: str, volume: str) -> dict[str, Any]:
         pytest.param(_made_from("snap-2", "volume"), "", "of the same snapshot of the storage", id="the same snapshot"),
     ],
 )
-def test_the_base_is_the_snapshot_that_the_parent_was_made_from(
-    parent: dict[str, Any] | None, base: str, cause: str
-) -> None:
+def test_the_base_is_what_the_parent_was_made_from(parent: dict[str, Any] | None, base: str, cause: str) -> None:
     found = choose_blocks(parent, _OWN)
     assert found.query == {"address": "driver:443", "base": base}
     assert (cause in (found.cause or ""), bool(found.cause), found.expected) == (True, bool(cause), True)
 
 
-@pytest.mark.parametrize(("started", "base"), [(_TEN, "snap-1"), (_NOON, "")], ids=["before", "after"])
-def test_a_parent_that_was_begun_after_the_backup_was_created_is_no_base(started: str, base: str) -> None:
-    own = replace(_OWN, requested_at=datetime.fromisoformat(_ELEVEN))
-    found = choose_blocks(_made_from("snap-1", "volume") | {"startTime": started}, own)
-    assert found.query == {"address": "driver:443", "base": base}
-    assert found.cause == (
-        None if base else "snapshot a was begun after this backup was created, and may be of a later state"
-    )
+def test_a_parent_that_was_begun_after_the_backup_was_created_is_no_base() -> None:
+    own, parent = replace(_OWN, requested_at=datetime.fromisoformat(_ELEVEN)), _made_from("snap-1", "volume")
+    found = choose_blocks(parent | {"startTime": _TEN}, own)
+    assert (found.query, found.cause) == ({"address": "driver:443", "base": "snap-1"}, None)
+    found = choose_blocks(parent | {"startTime": _NOON}, own)
+    assert found.query == {"address": "driver:443", "base": ""}
+    assert found.cause == "snapshot a was begun after this backup was created, and may be of a later state"
 
 
 @pytest.mark.parametrize("own", [None, BlockChanges("snap-2", "volume")], ids=["no handles", "no service"])

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -60,9 +61,7 @@ async def _begin(target: Path, interval: timedelta = LIST_INTERVAL, warn: AsyncM
 
 
 @pytest.mark.parametrize("factor", [1, 5])
-async def test_the_first_record_comes_after_half_a_minute_or_in_proportion_to_the_interval(
-    tmp_path: Path, disk: _Disk, factor: int
-) -> None:
+async def test_the_first_record_comes_in_proportion_to_the_interval(tmp_path: Path, disk: _Disk, factor: int) -> None:
     restore = await _begin(tmp_path, LIST_INTERVAL / factor)
     disk.seconds = 0
     await restore.record_during(lambda: asyncio.sleep(58 / factor))
@@ -75,7 +74,7 @@ async def test_syncs_take_at_most_a_fifth_of_the_time(tmp_path: Path, disk: _Dis
     restore = await _begin(tmp_path)
     disk.seconds = seconds
     await restore.record_during(lambda: asyncio.sleep(1000))
-    pauses = [after[0] - before[1] for before, after in zip(disk.syncs, disk.syncs[1:], strict=False)]
+    pauses = [after[0] - before[1] for before, after in pairwise(disk.syncs)]
     assert len(pauses) >= 8
     assert all(pause == pytest.approx(4 * seconds, rel=0.05) for pause in pauses)
 
@@ -111,7 +110,7 @@ async def test_the_list_is_not_removed_while_files_are_appended(tmp_path: Path, 
     [(KopiaError("x"), False), (KopiaCrashError("x"), True), (StorageOutageError("x"), True)],
     ids=["final", "crash", "outage"],
 )
-async def test_the_list_of_a_failed_restore_stays_only_for_another_attempt(
+async def test_a_list_stays_only_for_another_attempt(
     tmp_path: Path, disk: _Disk, error: DataPathError, *, stays: bool
 ) -> None:
     """An existing volume that the claim was bound to is not deleted after a failure."""
