@@ -21,14 +21,9 @@ from datamover.runtime.cancellation import Canceler
 from datamover.runtime.signals import StopSignal
 
 _OFFER = {"unique_id": "ab", "policy": {"a": 1}, "defined": None}
-_PROGRESS = {
-    "hashed_files": 1,
-    "hashed_bytes": 20,
-    "cached_files": 2,
-    "cached_bytes": 30,
-    "estimated_bytes": 60,
-    "counters": {"kopia_content_hashed_bytes_total": 20.0, "kopia_blob_upload_bytes_total": 7.0},
-}
+_COUNTERS: Any = {"kopia_content_hashed_bytes_total": 20.0, "kopia_blob_upload_bytes_total": 7.0}
+_PROGRESS = {"hashed_files": 1, "hashed_bytes": 20, "cached_files": 2, "cached_bytes": 30, "estimated_bytes": 60}
+_PROGRESS |= {"counters": _COUNTERS}
 
 
 class _Program:
@@ -53,10 +48,9 @@ class _Program:
                 files.on_output(json.dumps({"offer": _OFFER}))
             if not self.exit_code:
                 self.decided = json.loads(await asyncio.to_thread(os.read, files.stdin_fd, 1 << 16))
-                files.on_output(json.dumps({"progress": _PROGRESS}))
-                files.on_output(
-                    json.dumps({"result": {"snapshot": {"id": "s"}, "copied": True, "parent_fault": "is s3cret"}})
-                )
+                result = {"snapshot": {"id": "s"}, "copied": True, "parent_fault": "is s3cret"}
+                for message in ({"progress": _PROGRESS}, {"result": result}):
+                    files.on_output(json.dumps(message))
             if self.last_line:
                 files.on_output(self.last_line)
             return KopiaAnswer(attempted, self.exit_code, b"", ["a line"])
@@ -86,18 +80,14 @@ async def test_the_decision_is_sent_after_the_offer_and_the_answer_has_the_snaps
     await backup.end()
 
 
-async def test_a_kopia_that_cannot_open_the_repository_has_only_its_answer() -> None:
-    backup = _backup(_Program(1, offers=False))
-    opened = await backup.open()
-    assert (opened.exit_code, opened.lines) == (1, ["a line"])
-    await backup.end()
-
-
 async def test_another_kopia_has_an_offer_of_its_own() -> None:
     program = _Program(1)
     backup = _backup(program)
     await backup.open()
-    program.exit_code, program.offers, program.ended = 0, False, False
+    # This one has only its answer.
+    program.offers = False
+    assert ((await backup.open()).exit_code, program.ended) == (1, True)
+    program.exit_code, program.ended = 0, False
     opening = asyncio.create_task(backup.open())
     for _ in range(9):
         await asyncio.sleep(0)
@@ -106,7 +96,12 @@ async def test_another_kopia_has_an_offer_of_its_own() -> None:
     os.write(backup._decision_fd, b"{}")
     assert (await opening).lines == ["a line"]
     assert program.ended
+    # What still runs is ended.
+    program.offers, program.ended = True, False
+    await backup.open()
+    os.write(backup._decision_fd, b"{}")
     await backup.end()
+    assert program.ended
 
 
 @pytest.mark.parametrize(
@@ -120,16 +115,6 @@ async def test_a_kopia_that_ends_before_it_has_read_the_decision_is_no_snapshot(
     answer = await backup.carry_out({"delete": ["0" * 32] * 5000})
     assert (answer.exit_code, answer.output, backup.result) == (exit_code, b"", {})
     await backup.end()
-
-
-async def test_what_still_runs_is_ended() -> None:
-    program = _Program()
-    backup = _backup(program)
-    await backup.open()
-    # The thread that reads ends.
-    os.write(backup._decision_fd, b"{}")
-    await backup.end()
-    assert program.ended
 
 
 _GRACE = timedelta(seconds=25)
@@ -196,30 +181,20 @@ async def test_the_transfer_is_canceled_after_the_grace_whatever_else_arrives() 
     assert mover.announced == [_KILLED]
 
 
-async def test_a_cancel_request_during_the_grace_counts() -> None:
-    mover = _Mover()
+async def test_a_cancel_request_counts_also_during_the_grace_and_a_signal_after_it_changes_nothing() -> None:
+    mover, canceled, overtaken = _Mover(), _Mover(), _Mover()
     with mover.stop.saving():
         await mover.signal()
         assert mover.stop.interrupted
         mover.canceler.cancel("the transfer was canceled")
         assert str(await mover.error()) == "the transfer was canceled: data path is canceled"
-    assert not mover.stop.interrupted
-
-
-async def test_a_signal_after_a_cancel_request_changes_nothing() -> None:
-    mover = _Mover()
-    with mover.stop.saving() as terminate:
-        mover.canceler.cancel("the transfer was canceled")
-        await mover.signal()
+    with canceled.stop.saving() as terminate:
+        canceled.canceler.cancel("the transfer was canceled")
+        await canceled.signal()
     assert not terminate.is_set()
-    assert mover.announced == []
-
-
-async def test_another_attempt_is_an_interruption_and_a_cancel_request_is_none() -> None:
-    overtaken, canceled = _Mover(), _Mover()
+    assert canceled.announced == []
     overtaken.canceler.fail(FencedError("another attempt has begun"))
-    canceled.canceler.cancel("DataUpload velero/a was canceled")
-    assert (overtaken.stop.interrupted, canceled.stop.interrupted) == (True, False)
+    assert [one.stop.interrupted for one in (mover, canceled, overtaken)] == [False, False, True]
 
 
 _PINNED: Final = {"id": "k1", "incomplete": "canceled", "pins": ["velero-pin"]}
@@ -240,14 +215,9 @@ _SAVED: Final = "kopia saved a checkpoint, so the next backup of the volume does
         # kopia had read everything when it got the signal: the backup goes on to its result.
         ({"id": "k1"}, 0, None, None),
     ],
-    ids=["saved", "failed, but found", "pinned", "failed and not found", "without a pin", "no snapshot", "complete"],
 )
 async def test_a_transfer_after_a_signal_ends_with_what_became_of_its_checkpoint(
-    caplog: pytest.LogCaptureFixture,
-    document: object,
-    exit_code: int,
-    unpinned: int | None,
-    ending: str | None,
+    caplog: pytest.LogCaptureFixture, document: object, exit_code: int, unpinned: int | None, ending: str | None
 ) -> None:
     mover, kopia = _Mover(), AsyncMock()
     kopia.call.return_value = KopiaAnswer(_UNPIN[0], unpinned or 0, b"")

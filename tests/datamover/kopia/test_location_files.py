@@ -32,7 +32,6 @@ def _read(output: bytes, exit_code: int = 0) -> list[str]:
         (b'[\n {"id":"a","length":1}\n]', ["a"]),
         (b'// note\n[\n {"id":"a"},\n {"id":"b"}\n]', ["a", "b"]),
     ],
-    ids=["none", "one", "two"],
 )
 def test_elements_are_read(output: bytes, ids: list[str]) -> None:
     assert _read(output) == ids
@@ -41,7 +40,6 @@ def test_elements_are_read(output: bytes, ids: list[str]) -> None:
 @pytest.mark.parametrize(
     "output",
     [b"", b"[", b'[\n {"id":"a"},\n', b'[\n {"id":"a"}', b'[\n {"length":1}\n]', b"[\n {\n]", b'[\n {"id":"\xff"}\n]'],
-    ids=["empty", "begun", "cut", "no end", "another form", "no JSON", "no UTF-8"],
 )
 def test_an_incomplete_or_invalid_list_is_an_error(output: bytes) -> None:
     with pytest.raises(KopiaError, match="list blobs: kopia's output is"):
@@ -123,12 +121,8 @@ def _compressed(*documents: Any) -> bytes:
 
 def test_compressed_files_are_unpacked_one_after_the_other() -> None:
     large = ["x" * 300_000]
-    assert b"".join(unpack(io.BytesIO(_compressed([1], large, [])), 3)).split(b"\n") == [
-        b"[1]",
-        json.dumps(large).encode(),
-        b"[]",
-        b"",
-    ]
+    unpacked = b"".join(unpack(io.BytesIO(_compressed([1], large, [])), 3))
+    assert unpacked == b"[1]\n%s\n[]\n" % json.dumps(large).encode()
 
 
 @pytest.mark.parametrize(
@@ -143,7 +137,6 @@ def test_compressed_files_are_unpacked_one_after_the_other() -> None:
         (_compressed([1]) + b"[2]", zlib.error),
         (_compressed([1], [2])[:-8] + bytes(8), zlib.error),
     ],
-    ids=["cut", "second cut", "one", "three", "none", "plain", "second plain", "checksum"],
 )
 def test_what_is_not_two_whole_files_is_an_error(content: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
@@ -167,13 +160,12 @@ class ScriptedKopia(Kopia):
             (cache / "kopia.blobcfg").write_text("{}")
         if output_fd is not None:
             lines = ",\n ".join(json.dumps({"id": blob, "length": 1}) for blob in self._blobs)
-            texts = {"list": f"[\n {lines}\n]".encode(), "show": b"".join(map(_content, arguments[2:]))}
+            texts = {
+                "list": f"[\n {lines}\n]".encode(),
+                "show": b"".join(_compressed([]) if one.endswith(".gz") else b"{}" for one in arguments[2:]),
+            }
             os.pwrite(output_fd, texts[arguments[1]], 0)
         return KopiaAnswer(attempted, 0, b"")
-
-
-def _content(blob: str) -> bytes:
-    return _compressed([]) if blob.endswith(".gz") else b"{}"
 
 
 @pytest.fixture
@@ -188,12 +180,8 @@ def _connected(work_dir: WorkDir, storage: str, **config: str) -> None:
 
 
 _FLAT: Final = (
-    "backups/a/a-logs.gz",
-    "backups/a/a-podvolumebackups.json.gz",
-    "backups/a/velero-backup.json",
-    "backups/b/velero-backup.json",
-    "backups/b/a-volumeinfo.json.gz",
-    "backups/stray",
+    *("backups/a/a-logs.gz", "backups/a/a-podvolumebackups.json.gz", "backups/a/velero-backup.json"),
+    *("backups/b/velero-backup.json", "backups/b/a-volumeinfo.json.gz", "backups/stray"),
 )
 _FOLDERS: Final = ("backups/", "backups/a/", "backups/stray")
 
@@ -201,29 +189,18 @@ _FOLDERS: Final = ("backups/", "backups/a/", "backups/stray")
 @pytest.mark.parametrize(
     ("storage", "blobs", "shown"),
     [
-        (
-            "azureBlob",
-            _FLAT,
-            {"backups/a/velero-backup.json", "backups/b/velero-backup.json", "backups/a/a-podvolumebackups.json.gz"},
-        ),
-        (
-            "s3",
-            _FOLDERS,
-            {
-                f"backups/a/{name}"
-                for name in ("velero-backup.json", "a-podvolumebackups.json.gz", "a-volumeinfo.json.gz")
-            },
-        ),
+        ("azureBlob", _FLAT, {"a/velero-backup.json", "b/velero-backup.json", "a/a-podvolumebackups.json.gz"}),
+        ("s3", _FOLDERS, {"a/velero-backup.json", "a/a-podvolumebackups.json.gz", "a/a-volumeinfo.json.gz"}),
     ],
     ids=["objects", "folders"],
 )
-async def test_the_files_to_read_follow_from_what_the_storage_lists(
+async def test_the_listed_files_are_read(
     work_dir: WorkDir, storage: str, blobs: tuple[str, ...], shown: set[str]
 ) -> None:
     _connected(work_dir, storage, bucket="b", prefix="outer/kopia/app/", storageKey="secret")
     kopia = ScriptedKopia(*blobs)
     assert await BackupFiles(kopia, work_dir, "app").find_named(_WANTED) == frozenset()
-    assert {one for call in kopia.calls if call[1] == "show" for one in call[2:]} == shown
+    assert {one for call in kopia.calls if call[1] == "show" for one in call[2:]} == {f"backups/{one}" for one in shown}
     file = work_dir.path / "location-files" / "repository.config"
     config = json.loads(file.read_text())
     assert config["storage"]["config"] == {"bucket": "b", "prefix": "outer/", "storageKey": "secret"}
@@ -231,11 +208,7 @@ async def test_the_files_to_read_follow_from_what_the_storage_lists(
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize(
-    ("storage", "prefix"),
-    [("filesystem", ""), ("s3", "outer/kopia/other/"), ("s3", "")],
-    ids=["directory", "another prefix", "no prefix"],
-)
+@pytest.mark.parametrize(("storage", "prefix"), [("filesystem", ""), ("s3", "outer/kopia/other/"), ("s3", "")])
 async def test_other_storages_are_left_alone(work_dir: WorkDir, storage: str, prefix: str) -> None:
     _connected(work_dir, storage, prefix=prefix)
     kopia = ScriptedKopia()

@@ -12,7 +12,7 @@ from core.contract import BackupResult, ProgressMessage, RestoreResult, VolumeMo
 from datamover.data_path.backup import back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.data_path.snapshot_runs import BackupParameters
-from datamover.kopia.progress import Direction, Meter, parse_size, sum_counters
+from datamover.kopia.progress import Direction, Meter, parse_size
 from datamover.kopia.repository import Repository
 from datamover.pod.reporting import report_times
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
@@ -34,10 +34,6 @@ class Counters(asyncio.Protocol):
         self.transport.close()
 
 
-def _port(meter: Meter) -> int:
-    return int(meter.arguments[-1].rsplit(":", 1)[1])
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
     [("0 B", 0), ("16.5 KB", 16_500), ("91.1 MB", 91_100_000), ("2.1 GB", 2_100_000_000), ("1.5 KiB", 1536)],
@@ -46,28 +42,21 @@ def test_sizes_read_as_kopia_writes_them(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
+_HASHED = "0 hashing, 25 hashed (85.6 MB), 7 cached (1 MB), uploaded 84.9 MB"
+
+
 @pytest.mark.parametrize(
     ("line", "hashed", "cached", "total"),
     [
-        (" | 1 hashing, 0 hashed (16.5 KB), 0 cached (0 B), uploaded 0 B, estimating...", 16_500, 0, 0),
-        (
-            " | 0 hashing, 2536 hashed (85.6 MB), 7 cached (1 MB), uploaded 84.9 MB, estimated 91.1 MB (93.9%) 0s left",
-            85_600_000,
-            1_000_000,
-            91_100_000,
-        ),
-        (
-            " / 1 hashing, 1 hashed (131.1 KB), 0 cached (0 B), uploaded 0 B (1 fatal errors), estimated 2 MB (1%)",
-            131_100,
-            0,
-            2_000_000,
-        ),
+        ("1 hashing, 0 hashed (16.5 KB), 0 cached (0 B), uploaded 0 B, estimating...", 16_500, 0, 0),
+        (f"{_HASHED}, estimated 91.1 MB (93.9%) 0s left", 85_600_000, 1_000_000, 91_100_000),
+        (f"{_HASHED} (1 fatal errors), estimated 2 MB (1%)", 85_600_000, 1_000_000, 2_000_000),
     ],
     ids=["no estimate yet", "estimate", "with errors"],
 )
 def test_upload_lines_have_hashed_cached_and_estimated_bytes(line: str, hashed: int, cached: int, total: int) -> None:
     meter = Meter(SystemClock(), Direction.BACKUP)
-    assert not meter.take(line).strip()
+    assert not meter.take(f" | {line}").strip()
     assert (meter.hashed_bytes, meter.cached_bytes, meter.total_bytes) == (hashed, cached, total)
 
 
@@ -80,20 +69,19 @@ def test_other_lines_are_not_progress() -> None:
     assert meter.take('! Error when processing "z/mem": unable to open file')
 
 
-def test_counters_are_summed_over_their_labels() -> None:
-    text = '# HELP a b\nkopia_x_total{m="a"} 1.5e+03\nkopia_x_total{m="b c"} 2\nkopia_y 3\n'
-    assert sum_counters(text) == {"kopia_x_total": 1502.0, "kopia_y": 3.0}
-
-
 async def test_readings_never_decrease_or_exceed_the_total_and_have_the_rate() -> None:
     clock = HandClock()
-    meter = Meter(clock, Direction.BACKUP, total_bytes=1000)
-    server = await asyncio.get_running_loop().create_server(Counters, "127.0.0.1", _port(meter))
+    meter = Meter(clock, Direction.BACKUP)
+    meter.total_bytes = 1000
+    server = await asyncio.get_running_loop().create_server(
+        Counters, "127.0.0.1", int(meter.arguments[-1].rsplit(":", 1)[1])
+    )
     readings = []
     async with server:
         for hashed in (100, 400, 300, 5000):
             clock.seconds += 2
-            Counters.text = f"kopia_content_hashed_bytes_total {hashed}\nkopia_blob_upload_bytes_total 7\n"
+            uploaded = "".join(f'kopia_blob_upload_bytes_total{{m="{m}"}} 3.5e+00\n' for m in ("a", "b c"))
+            Counters.text = f"# HELP a b\nkopia_content_hashed_bytes_total {hashed}\n{uploaded}"
             readings.append(await meter.read())
     assert [one.done_bytes for one in readings] == [100, 400, 400, 1000]
     assert [one.bytes_per_second for one in readings] == [50, 150, 0, 300]
@@ -106,6 +94,8 @@ async def test_a_backup_has_the_size_of_new_data_before_and_after_compression() 
     meter.take_counters("".join(f"kopia_content_{name}_bytes_total {count}\n" for name, count in counters.items()))
     assert (meter.new_bytes, meter.stored_bytes) == (600, 150)
     assert (await meter.read()).stored_bytes == 150
+    times = report_times()
+    assert [next(times) for _ in range(7)] == [0.8, 2, 4, 8, 18, 28, 38]
 
 
 _LINE = " | 1 hashing, 2 hashed (16.5 KB), {cached}, uploaded 0 B, {estimated}"
@@ -123,19 +113,13 @@ _LINE = " | 1 hashing, 2 hashed (16.5 KB), {cached}, uploaded 0 B, {estimated}"
     ],
     ids=["data of the parent", "no estimate", "rounded estimate", "exact size of a device"],
 )
-async def test_what_is_done_is_what_was_read_and_cached_up_to_the_size(
-    total_bytes: int, line: str, counted_bytes: int, done_bytes: int
-) -> None:
+async def test_what_is_done_is_read_or_cached(total_bytes: int, line: str, counted_bytes: int, done_bytes: int) -> None:
     """kopia serves no metrics here when they are read: the last ones count."""
-    meter = Meter(SystemClock(), Direction.BACKUP, total_bytes=total_bytes)
+    meter = Meter(SystemClock(), Direction.BACKUP)
+    meter.total_bytes = total_bytes
     meter.take(line)
     meter.take_counters(f"kopia_content_hashed_bytes_total {counted_bytes}\n")
     assert (await meter.read()).done_bytes == done_bytes
-
-
-def test_progress_is_reported_within_the_first_second_after_2_4_8_and_then_every_10() -> None:
-    times = report_times()
-    assert [next(times) for _ in range(7)] == [0.8, 2, 4, 8, 18, 28, 38]
 
 
 async def test_the_start_of_a_snapshot_is_when_kopia_says_so() -> None:
@@ -151,8 +135,6 @@ async def test_the_start_of_a_snapshot_is_when_kopia_says_so() -> None:
 
 
 _SIZE = 150 << 20
-_LEAST = 3
-"""The minimum of different readings per second."""
 
 
 async def _watch(
@@ -169,7 +151,7 @@ async def _watch(
 def _check(readings: list[ProgressMessage]) -> None:
     done = [one.done_bytes for one in readings]
     assert done == sorted(done)
-    assert len({count for count in done if 0 < count < _SIZE}) >= _LEAST
+    assert len({count for count in done if 0 < count < _SIZE}) >= 3
     assert all(one.done_bytes <= one.total_bytes for one in readings if one.total_bytes)
     assert any(one.bytes_per_second for one in readings)
 
@@ -177,9 +159,7 @@ def _check(readings: list[ProgressMessage]) -> None:
 @pytest.mark.processes
 @pytest.mark.sample("Filesystem")
 @pytest.mark.parametrize("mode", list(VolumeMode), ids=str)
-async def test_progress_is_frequent_and_never_decreases(
-    mover_repository: Repository, tmp_path: Path, mode: VolumeMode
-) -> None:
+async def test_progress_is_frequent_and_grows(mover_repository: Repository, tmp_path: Path, mode: VolumeMode) -> None:
     file = make_large_file(tmp_path / "volume" / "file", _SIZE >> 20)
     target = tmp_path / "target"
     device = mode is VolumeMode.BLOCK

@@ -50,7 +50,6 @@ def test_velero_names_the_backup_of_a_data_upload_and_not_of_a_pod_volume() -> N
         ({"velero.io/async-operation-id": ""}, None),
         ({}, None),
     ],
-    ids=["of kopia's command", "uncut", "pod volume", "pod volume by kopia", "one part", "restore", "empty", "none"],
 )
 def test_the_uid_of_the_backup_by_the_tags(tags: dict[str, str], uid: str | None) -> None:
     assert _snapshot(tags=tags).backup_uid == uid
@@ -83,17 +82,12 @@ def test_one_reference_suffices_whatever_else_cannot_be_read(read: dict[str, Any
         ({"tags": {}}, "", "it has no tags: no data mover made it"),
         ({"tags": None}, "", "it has no tags: no data mover made it"),
         ({"tags": {"a": "b"}}, "", "it names no requester: no data mover made it"),
-        (
-            {"tags": _UPLOAD | {"snapshot-requester": "someone"}},
-            "",
-            'its requester is "someone": no data mover made it',
-        ),
+        ({"tags": _UPLOAD | {"snapshot-requester": "me"}}, "", 'its requester is "me": no data mover made it'),
         ({"pins": ["velero-pin", "mine"]}, "", 'it is pinned by "mine"'),
         ({"tags": _RECORDED[1]["tags"]}, "", "no tag has the UID of its backup"),
         ({"endTime": "2026-11-23T12:00:01Z"}, "", "it is younger than 7 days"),
         ({"startTime": "2026-11-23T12:00:01Z"}, "", "it is younger than 7 days"),
     ],
-    ids=["unread", "no tags", "null", "no requester", "foreign", "pinned", "pod volume", "young", "clock"],
 )
 def test_a_doubt_makes_a_verdict_unknown(changes: JsonDict, unread: str, reason: str) -> None:
     assert _judge(_snapshot(**changes), unread=unread) == (SnapshotVerdict.UNKNOWN, reason)
@@ -124,10 +118,8 @@ def test_other_snapshots_of_transfers_are_judged_by_their_backup(uid: str, attem
 
 def test_an_incomplete_snapshot_is_incomplete_unless_a_transfer_names_it() -> None:
     checkpoint = _snapshot(incomplete="checkpoint", rootEntry=None)
-    assert _judge(checkpoint, backup_uids=frozenset({_UID})) == (
-        SnapshotVerdict.INCOMPLETE,
-        "its backup did not end: checkpoint",
-    )
+    judgment = (SnapshotVerdict.INCOMPLETE, "its backup did not end: checkpoint")
+    assert _judge(checkpoint, backup_uids=frozenset({_UID})) == judgment
     named = {checkpoint.id: "DataDownload velero/dd-1"}
     assert _judge(checkpoint, snapshot_ids=named).verdict is SnapshotVerdict.REFERENCED
 
@@ -141,7 +133,6 @@ def test_an_incomplete_snapshot_is_incomplete_unless_a_transfer_names_it() -> No
         ({}, {"backup_uids": frozenset({_UID})}, False),
         ({}, {"snapshot_ids": {_RECORDED[0]["id"]: "PodVolumeBackup velero/p"}}, False),
     ],
-    ids=["unnamed", "no tags", "incomplete", "Backup", "transfer"],
 )
 def test_the_bucket_is_needed_unless_the_cluster_decides(changes: JsonDict, read: JsonDict, needed: bool) -> None:
     assert needs_bucket(_snapshot(**changes), References(**read)) is needed

@@ -25,14 +25,8 @@ from tests.datamover.support.s3server import S3Server
 @pytest.mark.parametrize(
     ("kept", "described"),
     [
-        ("0644", "0644"),
-        ("040000755", "4755"),
-        ("020000770", "2770"),
-        ("04001777", "1777"),
-        ("", ""),
-        ("0899", ""),
-        ("-7", ""),
-        ("0" * 12, ""),
+        *(("0644", "0644"), ("040000755", "4755"), ("020000770", "2770"), ("04001777", "1777")),
+        *(("", ""), ("0899", ""), ("-7", ""), ("0" * 12, "")),
     ],
 )
 def test_the_mode_is_that_of_a_file_and_none_if_it_is_no_octal_number(kept: str, described: str) -> None:
@@ -42,9 +36,7 @@ def test_the_mode_is_that_of_a_file_and_none_if_it_is_no_octal_number(kept: str,
 
 @pytest.mark.processes
 @pytest.mark.parametrize("when", ["opening", "reading"])
-async def test_blocks_that_do_not_arrive_are_not_waited_for_without_end(
-    when: str, s3: S3Server, proxy: S3Proxy, tmp_path: Path
-) -> None:
+async def test_blocks_are_not_waited_for_without_end(when: str, s3: S3Server, proxy: S3Proxy, tmp_path: Path) -> None:
     device = tmp_path / "device"
     device.write_bytes(random.Random(1).randbytes(40 << 20))
     storage = s3_storage(s3, s3.make_bucket("blocks"), url=proxy.url)
@@ -52,10 +44,8 @@ async def test_blocks_that_do_not_arrive_are_not_waited_for_without_end(
     with opened(storage) as repository:
         await repository.ensure()
         backup = await back_up_volume(repository, device, mode=VolumeMode.BLOCK, by_block=True)
-    with (
-        opened(storage, waits=waits) as repository,
-        LazyFile.create(tmp_path / "image", device.stat().st_size) as image,
-    ):
+    image_file = LazyFile.create(tmp_path / "image", device.stat().st_size)
+    with opened(storage, waits=waits) as repository, image_file as image:
         snapshot = await repository.open(partial(read_snapshot, repository, backup.snapshot_id))
         file = await find_only_file(repository, snapshot)
         async with fetch_blocks(repository, file, image):

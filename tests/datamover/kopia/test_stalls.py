@@ -26,25 +26,18 @@ def _due(limits: StallLimits, seconds: int) -> list[float]:
 
 def test_a_stall_is_reported_at_each_doubling_and_at_each_timeout() -> None:
     assert _due(StallLimits(), 4000) == [120, 240, 480, 600, 1200, 2400, 3600]
-
-
-def test_without_a_timeout_a_stall_is_only_reported() -> None:
-    limits = StallLimits(timedelta(0))
-    assert _due(limits, 4000) == [120, 240, 480, 960, 1920, 3840]
+    # Without a timeout, it is only reported.
+    assert _due(limits := StallLimits(timedelta(0)), 4000) == [120, 240, 480, 960, 1920, 3840]
     assert limits.timeout_seconds(reachable=False) == float("inf")
 
 
-def test_any_activity_resets_the_idle_time() -> None:
+def test_any_activity_resets_the_idle_time_and_a_pause_of_the_container_counts_as_one_minute() -> None:
     detector = StallDetector(StallLimits())
     for second in range(0, 3600, 60):
         assert not detector.observe(second // 120, 60)
     assert detector.idle_seconds <= 60
-
-
-def test_a_pause_of_the_container_counts_as_one_minute() -> None:
-    detector = StallDetector(StallLimits())
-    detector.observe("the same", 5)
-    detector.observe("the same", 50_000)
+    detector.observe("another", 5)
+    detector.observe("another", 50_000)
     assert detector.idle == timedelta(minutes=1)
 
 
@@ -174,9 +167,7 @@ def test_a_file_that_was_closed_is_forgotten(tmp_path: Path) -> None:
     files.observe()
     assert files.find() is None
     assert not files._size_bytes
-
-
-def test_neither_a_file_that_is_written_nor_a_process_that_has_gone_is_observed(tmp_path: Path) -> None:
+    # Neither one that is written, nor a process that has gone is observed.
     with (tmp_path / "written").open("wb") as file:
         file.seek(1)
         assert EndlessFiles(lambda: [os.getpid(), 2**30]).observe() == []
