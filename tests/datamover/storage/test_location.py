@@ -9,7 +9,7 @@ from core.errors import ConfigError, RepositoryError
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.azure import AzureStorage
 from datamover.storage.providers import FileStorage, GcsStorage, Storage
-from datamover.storage.s3 import S3Storage
+from datamover.storage.s3 import AwsIdentity, AwsKeys, AwsRole, S3Storage
 from tests.datamover.support.locations import location_storage
 
 _AWS_FILE = "[default]\naws_access_key_id = KEYID\x20\naws_secret_access_key=TOPSECRET\n"
@@ -21,18 +21,13 @@ def folder(tmp_path: Path) -> WorkDir:
 
 
 def test_s3_location_becomes_arguments_without_any_key(folder: WorkDir) -> None:
-    config = {"s3Url": "https://s3.example.com:9000", "region": "minio", "s3ForcePathStyle": "true"}
+    """What only Velero's plugin knows changes nothing: its repository ignores it too, as kopia has no such flags."""
+    config = {"s3Url": "https://s3.example.com:9000", "region": "minio", "s3ForcePathStyle": "true", "kmsKeyId": "key"}
     storage = location_storage("velero.io/aws", config, _AWS_FILE, prefix="/p/")
     access = storage.access(folder)
     assert access.arguments == [
-        "s3",
-        "--bucket=bkt",
-        "--prefix=p/kopia/app/",
-        "--endpoint=s3.example.com:9000",
-        "--region=minio",
-        "--access-key=",
-        "--secret-access-key=",
-        "--session-token=",
+        *("s3", "--bucket=bkt", "--prefix=p/kopia/app/", "--endpoint=s3.example.com:9000", "--region=minio"),
+        *("--access-key=", "--secret-access-key=", "--session-token="),
     ]
     assert access.environment == {
         "AWS_ACCESS_KEY_ID": "KEYID",
@@ -45,18 +40,12 @@ def test_s3_location_becomes_arguments_without_any_key(folder: WorkDir) -> None:
 @pytest.mark.parametrize(
     ("prefix", "below"),
     [("", "kopia/app/"), ("/a/b/", "a/b/kopia/app/"), ("a//b", "a/b/kopia/app/"), ("./a/../b", "b/kopia/app/")],
-    ids=["none", "slashes around it", "an empty part", "dots"],
 )
-def test_a_prefix_is_normalized_as_by_velero(folder: WorkDir, prefix: str, below: str) -> None:
+def test_a_prefix_is_normalized_as_by_velero(prefix: str, below: str) -> None:
     """Source: Velero v1.18, getStorageVariables in pkg/repository/provider/unified_repo.go; Go, path.Join."""
-    storage = location_storage("velero.io/aws", {"s3Url": "http://h:1"}, prefix=prefix)
-    assert f"--prefix={below}" in storage.access(folder).arguments
-
-
-def test_a_known_provider_takes_precedence_over_its_config_and_any_other_with_an_s3_url_is_s3() -> None:
-    config = {"s3Url": "http://127.0.0.1:1", "storageAccount": "acc", "resourceGroup": "g", "subscriptionId": "s"}
-    assert isinstance(location_storage("azure", config), AzureStorage)
-    assert isinstance(location_storage("example.com/other", config), S3Storage)
+    storage = location_storage("example.com/another", {"s3Url": "http://h:1"}, prefix=prefix)
+    assert isinstance(storage, S3Storage)
+    assert storage.prefix == below
 
 
 @pytest.mark.parametrize(
@@ -69,28 +58,9 @@ def test_a_known_provider_takes_precedence_over_its_config_and_any_other_with_an
         ({"region": "cn-north-1"}, "--endpoint=s3.cn-north-1.amazonaws.com.cn"),
         ({}, "--endpoint=s3.amazonaws.com"),
     ],
-    ids=["plain http", "trailing slash", "unchecked certificate", "unchecked by number", "China", "AWS"],
 )
 def test_s3_config_becomes_a_flag(folder: WorkDir, config: dict[str, str], flag: str) -> None:
     assert flag in location_storage("velero.io/aws", config).access(folder).arguments
-
-
-def test_settings_of_veleros_plugin_change_nothing(folder: WorkDir) -> None:
-    """Velero's repository ignores them too: kopia has no such flags."""
-    config = {"s3Url": "http://h:1", "region": "r"}
-    plugins = {
-        "publicUrl": "https://public.example.com",
-        "s3ForcePathStyle": "false",
-        "kmsKeyId": "key",
-        "serverSideEncryption": "AES256",
-        "customerKeyEncryptionFile": "/file",
-        "checksumAlgorithm": "",
-        "signatureVersion": "1",
-        "tagging": "a=b",
-        "enableSharedConfig": "true",
-    }
-    plain, configured = (location_storage("velero.io/aws", given, _AWS_FILE) for given in (config, config | plugins))
-    assert plain.access(folder) == configured.access(folder)
 
 
 def test_an_authority_is_written_to_a_private_file_and_the_reference_takes_precedence(folder: WorkDir) -> None:
@@ -102,14 +72,11 @@ def test_an_authority_is_written_to_a_private_file_and_the_reference_takes_prece
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_repository_of_an_fs_location_is_below_its_fspath() -> None:
-    storage = location_storage("velero.io/fs", {"fspath": "/backups"}, prefix="p")
-    assert storage == FileStorage(Path("/backups/p/kopia/app"), Path("/backups"))
-
-
-def test_a_directory_is_not_created_when_its_root_is_not_mounted(tmp_path: Path) -> None:
+def test_the_repository_of_an_fs_location_is_below_its_fspath(tmp_path: Path) -> None:
+    storage = location_storage("velero.io/fs", {"fspath": f"{tmp_path}/not-mounted"}, prefix="p")
+    assert storage == FileStorage(tmp_path / "not-mounted/p/kopia/app", tmp_path / "not-mounted")
     with pytest.raises(ConfigError, match="does not exist"):
-        FileStorage(tmp_path / "mnt" / "kopia", tmp_path / "mnt").prepare_creation()
+        storage.prepare_creation()
 
 
 @pytest.mark.parametrize("kind", ["service_account", "external_account"])
@@ -122,6 +89,8 @@ def test_google_credentials_are_written_to_a_file(folder: WorkDir, kind: str) ->
     assert access.environment == ({} if is_key else {"GOOGLE_APPLICATION_CREDENTIALS": str(file)})
     assert file.read_text() == text
     assert file.stat().st_mode & 0o777 == 0o600
+    # An inherited variable would name another.
+    assert location_storage("velero.io/gcp").access(folder).environment == {"GOOGLE_APPLICATION_CREDENTIALS": ""}
 
 
 @pytest.mark.parametrize(
@@ -130,10 +99,7 @@ def test_google_credentials_are_written_to_a_file(folder: WorkDir, kind: str) ->
         ("[default]\nkey=TOPSECRET", "invalid Google credentials file: it must be a JSON object"),
         ('"TOPSECRET"', "invalid Google credentials file: it must be a JSON object"),
         ('{"credential_source": "TOPSECRET"}', "invalid Google credentials file"),
-        (
-            '{"credential_source": {"executable": {"command": "TOPSECRET"}}}',
-            "credential_source.executable: not supported",
-        ),
+        ('{"credential_source": {"executable": {"command": "TOPSECRET"}}}', "source.executable: not supported"),
         ('{"credential_source": {"certificate": {}, "file": "TOPSECRET"}}', "file: must be an absolute path"),
         ('{"source_credentials": {"credential_source": {"certificate": {"a": 1}}}}', "certificate: not supported"),
     ],
@@ -148,21 +114,15 @@ def test_credentials_of_google_that_cannot_be_used_are_rejected_without_quoting_
     ("provider", "config", "message"),
     [
         ("example.com/other", {}, 'unknown provider "example.com/other"'),
-        ("velero.io/azure", {}, "config.storageAccount is not set"),
+        # A known provider takes precedence over the config.
+        ("velero.io/azure", {"s3Url": "http://127.0.0.1:1"}, "config.storageAccount is not set"),
         ("velero.io/fs", {}, 'config.fspath: must be an absolute path: ""'),
         ("velero.io/aws", {"profile": "none"}, 'Secret velero/cloud: no profile "none" .profiles: default'),
         ("velero.io/aws", {"s3Url": "https://s3.example.com/minio"}, "must not have a path"),
-        (
-            "velero.io/aws",
-            {"s3Url": "https://user:TOPSECRET@s3.example.com"},
-            "must not contain a user or password",
-        ),
+        ("velero.io/aws", {"s3Url": "https://user:TOPSECRET@s3.example.com"}, "must not contain a user or password"),
     ],
-    ids=["provider", "azure account", "fspath", "profile", "address", "address with a password"],
 )
-def test_invalid_settings_are_reported_with_the_locations_name_and_without_a_secret(
-    provider: str, config: dict[str, str], message: str
-) -> None:
+def test_invalid_settings_are_reported_without_a_secret(provider: str, config: dict[str, str], message: str) -> None:
     with pytest.raises(RepositoryError, match="BackupStorageLocation default: .*" + message) as rejected:
         location_storage(provider, config, _AWS_FILE)
     assert "TOPSECRET" not in str(rejected.value)
@@ -188,3 +148,102 @@ def test_kopias_parser_accepts_the_arguments(folder: WorkDir, storage: Storage) 
     argv = [kopia, "repository", "connect", *storage.access(folder).arguments, "--no-such-flag"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert "unknown long flag '--no-such-flag'" in done.stderr
+
+
+_SECRET = """\
+[default]
+aws_access_key_id=SECRETS
+aws_secret_access_key=SECRETSKEY
+[team]
+aws_access_key_id=TEAMS
+aws_secret_access_key=TEAMSKEY
+aws_session_token=TEAMSTOKEN
+"""
+_TEAM = AwsKeys("TEAMS", "TEAMSKEY", "TEAMSTOKEN")
+_FILE = "[default]\naws_access_key_id=FILES\naws_secret_access_key=FILESKEY\n"
+_NAMED = "BackupStorageLocation default: config.credentialsFile"
+_OWN_FILE = {"credentialsFile": "/credentials/own"}
+_ROLE = {"AWS_ROLE_ARN": "arn", "AWS_WEB_IDENTITY_TOKEN_FILE": "/token"}
+_KEYS = {"AWS_ACCESS_KEY_ID": "KEYID", "AWS_SECRET_ACCESS_KEY": "KEY"}
+
+
+def _keys(config: dict[str, str], environment: dict[str, str], text: str, mounted: Path) -> AwsIdentity | None:
+    storage = location_storage("velero.io/aws", config, text, environment=environment, mounted=mounted)
+    assert isinstance(storage, S3Storage)
+    return storage.keys
+
+
+@pytest.mark.parametrize(
+    ("config", "environment", "text", "keys"),
+    [
+        # A Secret; its profile by location and environment; before any file.
+        ({}, _ROLE | _KEYS, _SECRET, AwsKeys("SECRETS", "SECRETSKEY")),
+        ({"profile": "team"}, {"AWS_PROFILE": "other"}, _SECRET, _TEAM),
+        ({}, {"AWS_PROFILE": "team"}, _SECRET, _TEAM),
+        (_OWN_FILE, {"AWS_SHARED_CREDENTIALS_FILE": "/credentials/own"}, _SECRET, AwsKeys("SECRETS", "SECRETSKEY")),
+        # The file of the location, then an inherited one.
+        (_OWN_FILE, {"AWS_SHARED_CREDENTIALS_FILE": "/credentials/cloud"}, "", AwsKeys("FILES", "FILESKEY")),
+        ({}, {"AWS_SHARED_CREDENTIALS_FILE": "/credentials/own"}, "", AwsKeys("FILES", "FILESKEY")),
+        # The role of the pod, also beside an empty profile, but not beside keys of the environment.
+        ({}, _ROLE, "", AwsRole("arn", "/token")),
+        ({}, _ROLE | {"AWS_SHARED_CREDENTIALS_FILE": "/credentials/cloud"}, "", AwsRole("arn", "/token")),
+        ({}, _ROLE | _KEYS, "", None),
+        # In the region of a bucket of AWS.
+        ({"region": "eu-west-1"}, _ROLE, "", AwsRole("arn", "/token", region="eu-west-1")),
+        ({"region": "minio", "s3Url": "http://h:1"}, _ROLE, "", AwsRole("arn", "/token")),
+        ({}, {"AWS_SHARED_CREDENTIALS_FILE": "/no/such/file"}, "", None),
+    ],
+)
+def test_keys_are_looked_for_in_the_order_of_velero(
+    tmp_path: Path, config: dict[str, str], environment: dict[str, str], text: str, keys: AwsIdentity | None
+) -> None:
+    (tmp_path / "own").write_text(_FILE)
+    (tmp_path / "cloud").write_text("[default]\nregion=eu-west-1\n")
+    here, inherited = (
+        {name: value.replace("/credentials", str(tmp_path)) for name, value in each.items()}
+        for each in (config, environment)
+    )
+    assert _keys(here, inherited, text, tmp_path) == keys
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Path:
+    """The credentials directory as a kubelet mounts it, and a file with other keys beside it."""
+    (tmp_path / "outside").write_text(_FILE.replace("FILES", "OUTSIDES"))
+    mounted = tmp_path / "credentials"
+    (mounted / "..2026_11_22").mkdir(parents=True)
+    (mounted / "..2026_11_22" / "own").write_text(_FILE)
+    (mounted / "..data").symlink_to("..2026_11_22")
+    (mounted / "own").symlink_to("..data/own")
+    (mounted / "linked").symlink_to("../outside")
+    (mounted / "round").symlink_to("round")
+    return mounted
+
+
+def test_a_file_below_the_credentials_is_used_with_a_warning(mounted: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert _keys({"credentialsFile": f"{mounted}/own"}, {}, "", mounted) == AwsKeys("FILES", "FILESKEY")
+    ignored = "will be ignored from the next minor version on, as by Velero 1.19: set spec.credential"
+    assert caplog.messages == [f'{_NAMED} "{mounted}/own" {ignored}']
+    # Not beside a Secret.
+    assert _keys({"credentialsFile": "/etc/passwd"}, {}, _SECRET, mounted) == AwsKeys("SECRETS", "SECRETSKEY")
+    assert len(caplog.messages) == 1
+    missing = r"BackupStorageLocation default: cannot read credentials file .*/none \(config"
+    with pytest.raises(RepositoryError, match=missing):
+        _keys({"credentialsFile": f"{mounted}/none"}, {}, "", mounted)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        # Elsewhere; out of it, and back; by a link out of it, and one to itself.
+        *("{folder}/outside", "{mounted}/../outside", "{mounted}/../credentials/own"),
+        *("{mounted}/linked", "{mounted}/round", "{mounted}/own\x00", "{mounted}", "{mounted}-more/own", "own"),
+        *("/proc/self/environ", "/var/run/secrets/kubernetes.io/serviceaccount/token"),
+    ],
+)
+def test_any_other_file_is_ignored_with_a_warning(mounted: Path, caplog: pytest.LogCaptureFixture, named: str) -> None:
+    """The writer of a location would choose among all files of the data mover."""
+    path = named.format(folder=mounted.parent, mounted=mounted)
+    environment = {"AWS_SHARED_CREDENTIALS_FILE": f"{mounted}/own"}
+    assert _keys({"credentialsFile": path}, environment, "", mounted) == AwsKeys("FILES", "FILESKEY")
+    assert caplog.messages == [f'{_NAMED} "{path}" is ignored: it is not below {mounted}; set spec.credential']

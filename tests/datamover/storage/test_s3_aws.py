@@ -15,27 +15,20 @@ def _parse(text: str) -> AwsIdentity | None:
     return parse_aws_profile(CredentialsText(text, "Secret velero/cloud"))
 
 
+_ONE = "aws_access_key_id=KEYID\naws_secret_access_key=TOP#SECRET\n"
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "\ufeff[default]\naws_access_key_id=KEYID\naws_secret_access_key=TOP#SECRET\n",
+        f"\ufeff[default]\n{_ONE}",
         "  [default]\n  aws_access_key_id = KEYID # ours\n  aws_secret_access_key = 'TOP#SECRET' ; theirs\n",
-        "; note\r\n[profile default]\r\naws_access_key_id=KEYID\r\naws_secret_access_key=TOP#SECRET\r\n",
-        "[default]\ns3 =\n  addressing_style = path\naws_access_key_id=KEYID\naws_secret_access_key=TOP#SECRET\n",
-        "[ default ]\naws_access_key_id=KEYID\naws_secret_access_key=TOP#SECRET\n",
+        f"; note\n[profile default]\n{_ONE}".replace("\n", "\r\n"),
+        f"[default]\ns3 =\n  addressing_style = path\n{_ONE}",
+        f"[ default ]\n{_ONE}",
         "[default]\naws_access_key_id=KEYID\n  aws_secret_access_key=TOP#SECRET\n",
-        "region=eu-west-1\n[default]\nkeys\naws_access_key_id=KEYID\naws_secret_access_key=TOP#SECRET\n",
-        '[default]\naws_access_key_id=KEYID\naws_secret_access_key=TOP#SECRET\naws_session_token=""\n',
-    ],
-    ids=[
-        "byte order mark",
-        "indented, with comments",
-        "lines of Windows",
-        "settings of S3",
-        "blanks in the name",
-        "one key indented",
-        "other lines",
-        "empty quotes",
+        f"region=eu-west-1\n[default]\nkeys\n{_ONE}",
+        f'[default]\n{_ONE}aws_session_token=""\n',
     ],
 )
 def test_a_file_is_parsed_as_by_aws(text: str) -> None:
@@ -45,12 +38,8 @@ def test_a_file_is_parsed_as_by_aws(text: str) -> None:
 @pytest.mark.parametrize(
     ("written", "secret"),
     [
-        ("it's'", "it's'"),
-        ("\"it's'\"", "it's'"),
-        ("'\"'", '"'),
-        ('"', '"'),
-        ('" blanks "', " blanks "),
-        ("in\\side = it", "in\\side = it"),
+        *(("it's'", "it's'"), ("\"it's'\"", "it's'"), ("'\"'", '"'), ('"', '"')),
+        *(('" blanks "', " blanks "), ("in\\side = it", "in\\side = it")),
     ],
 )
 def test_a_secret_has_the_quotes_that_are_not_around_it(written: str, secret: str) -> None:
@@ -73,7 +62,6 @@ _ODD = "aws_secret_access_key has the character U"
             for odd in ("“TOPSECRET”", "TOP\n SECRET", "TOP\u200bSECRET", "TOP\xa0SECRET")
         ),
     ],
-    ids=["no sections", "no secret key", "empty", "quotes", "line break", "zero-width", "no-break"],
 )
 def test_an_invalid_file_is_rejected_without_quoting_it(text: str, message: str) -> None:
     with pytest.raises(RepositoryError, match=f"^Secret velero/cloud: .*{message}") as rejected:
@@ -97,27 +85,27 @@ def test_a_role_in_a_profile_is_assumed_by_its_token_and_hides_inherited_keys() 
     }
 
 
+_SELF = "source_profile=default\naws_access_key_id=KEYID\naws_secret_access_key=TOPSECRET"
+
+
 @pytest.mark.parametrize(
     ("text", "role"),
     [
-        (f"[default]\n{_ROLE}{_USER}", AwsAssumedRole("arn", _USERS_KEYS, "user")),
+        (f"{_ROLE}{_USER}", AwsAssumedRole("arn", _USERS_KEYS, "user")),
         (
-            f"[default]\n{_ROLE}role_session_name=us\nregion=eu-west-1\n{_USER}region=us-east-2\n",
+            f"{_ROLE}role_session_name=us\nregion=eu-west-1\n{_USER}region=us-east-2",
             AwsAssumedRole("arn", _USERS_KEYS, "user", "us", "eu-west-1"),
         ),
         (
-            f"[default]\n{_ROLE}{_USER}aws_session_token=TOKEN\n",
+            f"{_ROLE}{_USER}aws_session_token=TOKEN",
             AwsAssumedRole("arn", AwsKeys("KEYID", "TOPSECRET", "TOKEN"), "user"),
         ),
-        (
-            "[default]\nrole_arn=arn\nsource_profile=default\naws_access_key_id=KEYID\naws_secret_access_key=TOPSECRET\n",
-            AwsAssumedRole("arn", _USERS_KEYS, "default"),
-        ),
+        (f"role_arn=arn\n{_SELF}", AwsAssumedRole("arn", _USERS_KEYS, "default")),
     ],
     ids=["by default", "session and region", "temporary keys", "itself"],
 )
 def test_a_role_is_assumed_with_the_keys_of_its_source_profile(text: str, role: AwsAssumedRole) -> None:
-    assert _parse(text) == role
+    assert _parse(f"[default]\n{text}\n") == role
     assert "TOPSECRET" not in repr(role)
 
 
@@ -128,7 +116,6 @@ def test_a_role_is_assumed_with_the_keys_of_its_source_profile(text: str, role: 
         ("eu-west-1", "https://sts.eu-west-1.amazonaws.com", "eu-west-1"),
         ("cn-north-1", "https://sts.cn-north-1.amazonaws.com.cn", "cn-north-1"),
     ],
-    ids=["global", "a region", "China"],
 )
 def test_the_token_service_is_that_of_the_region(region: str, endpoint: str, signed_for: str) -> None:
     source = CredentialsText(f"[default]\n{_ROLE}{_USER}", "file")
@@ -154,21 +141,16 @@ def test_a_region_that_leads_to_another_host_is_rejected(region: str, text: str)
     [
         ("credential_process=/bin/keys TOPSECRET", "credential_process: not supported by kopia, which needs keys, or"),
         ("role_arn=arn\ncredential_source=Ec2InstanceMetadata", "role_arn and credential_source: not supported"),
-        ("role_arn=arn\ncredential_source=Environment", "role_arn and credential_source: not supported"),
         ("role_arn=arn", "role_arn: not supported by kopia, which needs keys, or role_arn with source_profile or"),
         ("source_profile=user\naws_access_key_id=K\naws_secret_access_key=TOPSECRET", "source_profile: not supported"),
         (f"{_ROLE}external_id=TOPSECRET", "external_id: not supported by kopia, which assumes one role, with the keys"),
         (f"{_ROLE}mfa_serial=arn", "mfa_serial: not supported"),
         (f"{_ROLE}credential_process=/bin/keys", "credential_process: not supported"),
         ("role_arn=arn\nsource_profile=none", 'no profile "none" .profiles: default, '),
-        ("role_arn=arn\nsource_profile=default", 'source_profile "default": it has no aws_access_key_id and'),
         ("role_arn=arn\nsource_profile=empty", 'source_profile "empty": it has no aws_access_key_id and'),
         ("role_arn=arn\nsource_profile=half", 'profile "half": aws_access_key_id or aws_secret_access_key is missing'),
         ("role_arn=arn\nsource_profile=chain", 'source_profile "chain": role_arn and source_profile: not supported'),
-        (
-            "role_arn=arn\nsource_profile=irsa",
-            "role_arn and web_identity_token_file: not supported by kopia, which assu",
-        ),
+        ("role_arn=arn\nsource_profile=irsa", "role_arn and web_identity_token_file: not supported by kopia, which a"),
         ("role_arn=arn\nsource_profile=run", 'source_profile "run": credential_process: not supported by kopia, which'),
     ],
 )

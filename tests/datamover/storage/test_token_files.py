@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -66,11 +64,8 @@ def _of_agent(url: str, token_file: Path) -> dict[str, str]:
 async def test_kopia_assumes_a_role_of_the_mover_in_the_place_of_an_agents_token(token_file: Path) -> None:
     role = RoleOfPod(_TOKEN, access_key="key", secret_key="secret-of-the-role")
     redactor = Redactor()
-    async with (
-        serve_plain(role.agent) as url,
-        _replace(_S3, _of_agent(url, token_file), redactor=redactor) as replacement,
-    ):
-        config = replacement.config
+    async with serve_plain(role.agent) as url, _replace(_S3, _of_agent(url, token_file), redactor=redactor) as replaced:
+        config = replaced.config
         assert config["bucket"] == "b"
         status, granted = await _ask_for_keys(config)
         token_file.write_text("another token")
@@ -82,14 +77,11 @@ async def test_kopia_assumes_a_role_of_the_mover_in_the_place_of_an_agents_token
     assert not any(secret in redactor.redact(" ".join(secrets)) for secret in secrets)
 
 
-_BUSY = Answer("", 503)
-
-
 @pytest.mark.parametrize(
     ("failures", "failure"),
     [
-        (1, _BUSY),
-        (100, _BUSY),
+        (1, Answer("", 503)),
+        (100, Answer("", 503)),
         (1, Answer("{}", 200, {"Content-Length": "99"})),
         (1, Answer("no chunk", 200, {"Transfer-Encoding": "chunked"})),
         (1, Answer("no chunk", 503, {"Transfer-Encoding": "chunked"})),
@@ -97,15 +89,9 @@ _BUSY = Answer("", 503)
     ],
     ids=["once", "always", "truncated", "invalid body", "invalid reason", "invalid head"],
 )
-async def test_an_agent_that_is_busy_is_asked_again_for_half_a_minute(
-    token_file: Path, failures: int, failure: Answer
-) -> None:
-    role = RoleOfPod(_TOKEN, failures=failures, failure=failure)
-    clock = QuickClock()
-    async with (
-        serve_plain(role.agent) as url,
-        _replace(_S3, _of_agent(url, token_file), clock=clock) as replacement,
-    ):
+async def test_a_busy_agent_is_asked_for_half_a_minute(token_file: Path, failures: int, failure: Answer) -> None:
+    role, clock = RoleOfPod(_TOKEN, failures=failures, failure=failure), QuickClock()
+    async with serve_plain(role.agent) as url, _replace(_S3, _of_agent(url, token_file), clock=clock) as replacement:
         status, text = await _ask_for_keys(replacement.config)
     # kopia's errors name the outage.
     assert (status, "503 " in text) == ((200, False) if failures == 1 else (503, True))
@@ -122,9 +108,7 @@ async def test_an_agent_that_is_busy_is_asked_again_for_half_a_minute(
     ],
     ids=["keys", "no such file", "no token", "file of another provider"],
 )
-async def test_what_needs_no_replacement_is_left_as_it_is(
-    token_file: Path, environment: dict[str, str], keys: dict[str, str]
-) -> None:
+async def test_a_value_of_no_file_stays(token_file: Path, environment: dict[str, str], keys: dict[str, str]) -> None:
     """The DaemonSet sets a variable for each provider, whether there is a Secret or not."""
     given = {name: value.format(token=token_file) for name, value in environment.items()}
     config = {**_S3["config"], **keys}
@@ -132,24 +116,23 @@ async def test_what_needs_no_replacement_is_left_as_it_is(
         assert (replacement.config, replacement.files) == (config, {})
 
 
-@asynccontextmanager
-async def _replaced_for_google(tmp_path: Path, document: JsonDict) -> AsyncIterator[bytes]:
-    """Yield what kopia gets in the place of a credentials file."""
-    file = tmp_path / "google.json"
-    file.write_text(json.dumps(document))
+_ORIGIN: JsonDict = {"file": "{token}", "format": {"type": "text"}}
+_ACCOUNT: JsonDict = {"type": "external_account", "audience": "a", "credential_source": _ORIGIN}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [_ACCOUNT, {"source_credentials": _ACCOUNT}, {"type": "authorized_user", "refresh_token": "r"}],
+    ids=["external account", "impersonated by one", "no token file"],
+)
+async def test_googles_library_gets_a_url_for_a_file(tmp_path: Path, token_file: Path, document: JsonDict) -> None:
+    (file := tmp_path / "google.json").write_text(json.dumps(document).replace("{token}", str(token_file)))
     async with _replace({"type": "gcs", "config": {}}, {"GOOGLE_APPLICATION_CREDENTIALS": str(file)}) as replacement:
-        yield replacement.files["GOOGLE_APPLICATION_CREDENTIALS"]
-
-
-@pytest.mark.parametrize("nested", [False, True], ids=["external account", "impersonated by one"])
-async def test_googles_library_gets_a_url_in_the_place_of_a_file(
-    tmp_path: Path, token_file: Path, nested: bool
-) -> None:
-    origin = {"file": str(token_file), "format": {"type": "text"}}
-    account: JsonDict = {"type": "external_account", "audience": "a", "credential_source": origin}
-    async with _replaced_for_google(tmp_path, {"source_credentials": account} if nested else account) as content:
-        document = json.loads(content)
-        found = document["source_credentials"] if nested else document
+        passed = json.loads(replacement.files["GOOGLE_APPLICATION_CREDENTIALS"])
+        found = passed.get("source_credentials", passed)
+        if "audience" not in found:
+            assert passed == document
+            return
         source = found["credential_source"]
         answer = await asyncio.to_thread(_ask, source["url"], source["headers"])
         token_file.unlink()
@@ -157,12 +140,6 @@ async def test_googles_library_gets_a_url_in_the_place_of_a_file(
     assert answer == (200, _TOKEN)
     assert missing == (500, f"credential_source.file: cannot read {token_file}: No such file or directory")
     assert (found["audience"], source["format"]) == ("a", {"type": "text"})
-
-
-async def test_a_google_file_without_a_token_file_is_passed_as_it_is(tmp_path: Path) -> None:
-    document = {"type": "authorized_user", "refresh_token": "r"}
-    async with _replaced_for_google(tmp_path, document) as content:
-        assert content == json.dumps(document).encode()
 
 
 def test_a_federated_token_file_of_azure_is_used_unless_there_is_a_secret(token_file: Path) -> None:
@@ -191,25 +168,20 @@ async def _send(loopback: Loopback, head: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("header", "status"),
+    ("head", "status"),
     [
-        ("X-Secret: {secret}", b"200 OK"),
-        ("X-Secret: {secret}x", b"403 Forbidden"),
-        ("Authorization: {secret}", b"403 Forbidden"),
+        ("POST / HTTP/1.1\r\nX-Secret: {secret}\r\nContent-Length: 4\r\n\r\nbody", b"HTTP/1.1 200 OK"),
+        ("GET / HTTP/1.1\r\nX-Secret: {secret}x\r\n\r\n", b"HTTP/1.1 403 Forbidden"),
+        ("GET / HTTP/1.1\r\nAuthorization: {secret}\r\n\r\n", b"HTTP/1.1 403 Forbidden"),
+        ("hello\r\n\r\n", b""),
     ],
-    ids=["secret", "another secret", "another header"],
+    ids=["secret", "another secret", "another header", "no request"],
 )
-async def test_only_who_knows_the_secret_is_served(header: str, status: bytes) -> None:
+async def test_only_who_knows_the_secret_is_served(head: str, status: bytes) -> None:
     async with serve_on_loopback("x-secret", _answer) as loopback:
-        head = f"POST / HTTP/1.1\r\n{header.format(secret=loopback.secret)}\r\nContent-Length: 4\r\n\r\nbody"
-        received = await _send(loopback, head.encode())
-    assert received.split(b"\r\n")[0] == b"HTTP/1.1 " + status
-    assert received.endswith(b"\r\n\r\ncredentials") == (status == b"200 OK")
-
-
-async def test_what_is_no_request_gets_no_answer() -> None:
-    async with serve_on_loopback("x-secret", _answer) as loopback:
-        assert await _send(loopback, b"hello\r\n\r\n") == b""
+        received = await _send(loopback, head.format(secret=loopback.secret).encode())
+    assert received.split(b"\r\n")[0] == status
+    assert received.endswith(b"\r\n\r\ncredentials") == (b"200" in status)
 
 
 async def test_an_answer_that_is_still_awaited_ends_with_the_service() -> None:
