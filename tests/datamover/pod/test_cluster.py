@@ -1,5 +1,6 @@
-"""Retries of the requests before the data path starts, and what a storage is asked."""
+"""Retries of requests before the data path starts, what a storage is asked, and volumes as the mounts show them."""
 
+import asyncio
 import base64
 from dataclasses import replace
 from pathlib import Path
@@ -7,16 +8,15 @@ from pathlib import Path
 import pytest
 
 from core.contract import SnapshotMetadata, TrackedSnapshot
+from core.errors import DataPathError
 from core.kube.client import KubeClient
 from core.kube.errors import ServerError
 from core.kube.transport import Retry
-from datamover.pod.cluster import PodContext, build_changes
+from datamover.pod.cluster import PodContext, build_changes, check_mounted
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
-
-pytestmark = pytest.mark.looptime
 
 
 def _context(kube: FakeKube) -> PodContext:
@@ -33,25 +33,23 @@ def _context(kube: FakeKube) -> PodContext:
     )
 
 
-async def test_an_api_server_that_is_unavailable_for_minutes_is_awaited(looptime: float) -> None:
+@pytest.mark.looptime
+async def test_an_api_server_that_is_unavailable_for_minutes_is_awaited_and_reported_then(looptime: float) -> None:
     kube = FakeKube()
     location = {"provider": "velero.io/aws", "objectStorage": {"bucket": "none"}}
     metadata = {"namespace": "velero", "name": "default"}
     kube.put({"apiVersion": "velero.io/v1", "kind": "BackupStorageLocation", "metadata": metadata, "spec": location})
     kube.fail_next("GET", "backupstoragelocations", "lost", times=40)
-    found = await _context(kube).reader.location("default")
-    assert found.name == "default"
+    assert (await _context(kube).reader.location("default")).name == "default"
     assert looptime > 120
-
-
-async def test_an_api_server_that_stays_unavailable_is_reported(looptime: float) -> None:
-    kube = FakeKube()
+    began = asyncio.get_running_loop().time()
     kube.fail_next("GET", "backupstoragelocations", 503, times=1000)
     with pytest.raises(ServerError):
         await _context(kube).reader.location("default")
-    assert 200 < looptime < 301
+    assert 200 < asyncio.get_running_loop().time() - began < 301
 
 
+@pytest.mark.looptime
 async def test_a_storage_is_asked_with_the_token_that_the_pod_has_then(tmp_path: Path) -> None:
     context = replace(_context(FakeKube()), token=tmp_path / "token")
     service = SnapshotMetadata(address="csi:6443", ca_cert=base64.b64encode(b"PEM").decode())
@@ -69,3 +67,55 @@ async def test_a_storage_is_asked_with_the_token_that_the_pod_has_then(tmp_path:
         "timeout_seconds": 300,
     }
     assert context.redactor.redact("Bearer of-this-pod") == "Bearer ***"
+
+
+POD = "/var/lib/kubelet/pods/0b1c8d2e/volumes"
+VOLUME = Path("/scratch/volume")
+
+
+def line(root: str, point: Path = VOLUME) -> str:
+    return f"700 699 8:1 {root} {point} ro,relatime shared:5 master:1 - ext4 /dev/sda1 rw\n"
+
+
+def check(tmp_path: Path, *lines: str) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text("".join(["22 1 8:1 / / rw - ext4 /dev/sda1 rw\n", *lines]))
+    check_mounted(VOLUME, mounts)
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        f"{POD}/kubernetes.io~csi/pvc-1/mount",
+        f"{POD}/kubernetes.io~csi/pvc-1/mount//deleted",
+        f"/@rootfs{POD}/kubernetes.io~nfs/share",
+        "/pods/0b1c8d2e/volumes/kubernetes.io~local-volume/pv-1",
+    ],
+)
+def test_a_directory_without_its_mount_is_rejected(tmp_path: Path, root: str) -> None:
+    with pytest.raises(DataPathError, match=f"is not mounted on the node: {root} is a plain directory"):
+        check(tmp_path, line(root))
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        "/",
+        "/csi-data-dir/77aa",
+        f"{POD}/kubernetes.io~empty-dir/cache",
+        f"{POD}/example~driver/data",
+        f"{POD}/kubernetes.io~local-volume/pv-1/below",
+    ],
+    ids=["a device", "a bind mount", "emptyDir", "flexVolume", "a directory below a volume"],
+)
+def test_a_mounted_volume_or_one_that_is_never_mounted_is_accepted(tmp_path: Path, root: str) -> None:
+    check(tmp_path, line(root))
+
+
+def test_the_last_mount_on_the_volume_counts(tmp_path: Path) -> None:
+    root = f"{POD}/kubernetes.io~csi/pvc-1/mount"
+    check(tmp_path, line(root), line("/"))
+    with pytest.raises(DataPathError):
+        check(tmp_path, line("/"), line(root))
+    # Mounts of other directories do not count.
+    check(tmp_path, line(root, VOLUME / "below"))

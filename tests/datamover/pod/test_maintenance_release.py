@@ -19,8 +19,6 @@ from tests.support.fakekube import FakeKube
 pytestmark = pytest.mark.looptime
 
 _ERROR: Final = "Repo maintenance error: "
-_READ_ONLY: Final = f"{_ERROR}BackupStorageLocation default is read-only"
-"""What the next check finds after the Job is released."""
 
 
 @pytest.fixture
@@ -35,66 +33,45 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MoverPod:
     return pod
 
 
-async def test_the_leaders_release_is_awaited(pod: MoverPod, looptime: float) -> None:
+@pytest.mark.parametrize(
+    ("event", "seconds", "cause"),
+    [
+        ("release", 590, "BackupStorageLocation default is read-only"),
+        ("deletion", 5, f"Job velero/{JOB} does not exist"),
+        ("signal", 5, "the data mover was stopped by SIGTERM"),
+        ("", 600, f"Job velero/{JOB} has no label {REPO_NAME_LABEL} after 10m0s: no leader released it"),
+    ],
+)
+async def test_the_release_is_awaited(pod: MoverPod, looptime: float, event: str, seconds: int, cause: str) -> None:
+    """What the next check finds after the Job is released: its location is read-only."""
     async with asyncio.TaskGroup() as group:
         running = group.create_task(pod.maintain())
-        await asyncio.sleep(590)
+        await asyncio.sleep(min(seconds, 590))
         assert not running.done()
-        pod.put_job()
-    assert running.result() == 1
-    assert pod.message == _READ_ONLY
-    assert 590 <= looptime < 591
+        if event == "release":
+            pod.put_job()
+        elif event == "deletion":
+            await pod.context.client.delete(JOBS, "velero", JOB)
+        elif event == "signal":
+            pod.signal()
+    assert (running.result(), pod.message) == (1, f"{_ERROR}{cause}")
+    assert seconds <= looptime < seconds + 1
 
 
-async def test_without_a_release_nothing_runs(pod: MoverPod, looptime: float) -> None:
-    assert await pod.maintain() == 1
-    assert pod.message == (
-        f"{_ERROR}Job velero/{JOB} has no label {REPO_NAME_LABEL} after 10m0s: no leader released it"
-    )
-    assert 600 <= looptime < 601
-
-
-async def test_a_deleted_job_ends_the_wait(pod: MoverPod, looptime: float) -> None:
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(pod.maintain())
-        await asyncio.sleep(5)
-        await pod.context.client.delete(JOBS, "velero", JOB)
-    assert running.result() == 1
-    assert pod.message == f"{_ERROR}Job velero/{JOB} does not exist"
-    assert looptime < 6
-
-
-async def test_a_signal_ends_the_wait(pod: MoverPod) -> None:
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(pod.maintain())
-        await asyncio.sleep(5)
-        pod.signal()
-    assert running.result() == 1
-    assert pod.message == f"{_ERROR}the data mover was stopped by SIGTERM"
-
-
-async def test_a_velero_server_maintains_its_repositories_itself(pod: MoverPod) -> None:
-    pod.put_job()
-    meta = {"namespace": "velero", "name": "velero"}
-    pod.kube.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": {"replicas": 0}})
-    assert await pod.maintain() == 1
-    assert pod.message == f"{_ERROR}a Velero server is in namespace velero: it does the maintenance"
-
-
-async def test_an_unavailable_location_is_left_alone(pod: MoverPod) -> None:
+async def test_what_must_not_be_maintained_is_named(pod: MoverPod) -> None:
     pod.put_job()
     pod.put_location({})
     (location,) = pod.stored(BACKUP_STORAGE_LOCATIONS)
     pod.kube.put(location | {"status": {"phase": "Unavailable", "message": "the bucket does not exist"}})
     assert await pod.maintain() == 1
     assert pod.message == f"{_ERROR}BackupStorageLocation default is unavailable: the bucket does not exist"
-
-
-async def test_a_missing_backup_repository_is_named(pod: MoverPod) -> None:
-    pod.put_job()
     await pod.context.client.delete(BACKUP_REPOSITORIES, "velero", REPOSITORY)
     assert await pod.maintain() == 1
     assert pod.message == f"{_ERROR}BackupRepository velero/{REPOSITORY} does not exist"
+    meta = {"namespace": "velero", "name": "velero"}
+    pod.kube.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": {"replicas": 0}})
+    assert await pod.maintain() == 1
+    assert pod.message == f"{_ERROR}a Velero server is in namespace velero: it does the maintenance"
 
 
 @pytest.mark.parametrize(
@@ -107,13 +84,10 @@ async def test_a_missing_backup_repository_is_named(pod: MoverPod) -> None:
     ],
     ids=["lines", "empty", "canceled", "defect"],
 )
-async def test_a_failure_ends_in_its_cause(error: Exception, message: str) -> None:
+async def test_a_failure_ends_in_its_cause_which_keeps_its_beginning(error: Exception, message: str) -> None:
     termination = build_maintenance_failure(error, Redactor(["a-secret"]))
     assert (termination.message, termination.exit_code) == (message, 1)
-
-
-async def test_a_long_cause_keeps_its_beginning() -> None:
-    error = AgentError("\n".join(["c" * 10_000, *["l" * 1000] * 12]))
-    message = shorten_message(build_maintenance_failure(error, Redactor()).message)
+    long = AgentError("\n".join(["c" * 10_000, *["l" * 1000] * 12]))
+    message = shorten_message(build_maintenance_failure(long, Redactor()).message)
     assert len(message.encode()) <= TERMINATION_MESSAGE_LIMIT_BYTES
     assert message.rpartition("\n")[2] == f"{_ERROR}{'c' * 1000}"

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -26,7 +27,7 @@ def snapshot(plain_kopia: PlainKopia, tmp_path: Path) -> str:
     return plain_kopia.snapshot(data)
 
 
-async def test_a_maintenance_that_is_asked_reports_snapshots_after_it(
+async def test_a_maintenance_reports_on_request(
     released: MoverPod, snapshot: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await released.maintain(report_snapshots=True) == 0, released.message
@@ -36,10 +37,8 @@ async def test_a_maintenance_that_is_asked_reports_snapshots_after_it(
     assert result.report.unknown == SnapshotTotal(count=1, bytes=5)
     assert result.report.unread is not None
     assert result.report.unread.endswith("kopia cannot read Velero's files in a storage of the type filesystem")
-    lines = [found for line in capsys.readouterr().out.splitlines() if (found := REPORTED_LINE.parse(line))]
-    assert [(one.id, one.reason, one.command) for one in lines] == [
-        (snapshot, "it has no tags: no data mover made it", None)
-    ]
+    (line,) = REPORTED_LINE.find(capsys.readouterr().out)
+    assert (line.id, line.reason, line.command) == (snapshot, "it has no tags: no data mover made it", None)
 
     # So does one with nothing to do, and only one that is asked.
     assert await released.maintain() == 0, released.message
@@ -50,23 +49,17 @@ async def test_a_maintenance_that_is_asked_reports_snapshots_after_it(
     assert result.report is not None
 
 
-async def test_a_report_that_fails_fails_no_maintenance(released: MoverPod, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(_: SnapshotReporter) -> None:
-        raise RepositoryError("the storage does not answer")
-
-    monkeypatch.setattr(SnapshotReporter, "run", fail)
+@pytest.mark.parametrize("error", ["the storage does not answer", "timed out after 0s"])
+async def test_a_failed_report_fails_no_maintenance(
+    released: MoverPod, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    if error == "timed out after 0s":
+        monkeypatch.setattr(maintenance, "_REPORT_TIMEOUT", timedelta())
+    else:
+        monkeypatch.setattr(SnapshotReporter, "run", AsyncMock(side_effect=RepositoryError(error)))
     assert await released.maintain(report_snapshots=True) == 0, released.message
     result = parse_result(MaintenanceResult, released.message)
-    assert result.mode is MaintenanceMode.FULL
-    assert (result.report, result.report_error) == (None, "the storage does not answer")
-
-
-async def test_a_report_that_does_not_end_is_given_up(released: MoverPod, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "_REPORT_TIMEOUT", timedelta())
-    assert await released.maintain(report_snapshots=True) == 0, released.message
-    result = parse_result(MaintenanceResult, released.message)
-    assert result.mode is MaintenanceMode.FULL
-    assert result.report_error == "timed out after 0s"
+    assert (result.mode, result.report, result.report_error) == (MaintenanceMode.FULL, None, error)
 
 
 async def test_a_checkpoint_is_deleted_once_nothing_continues_from_it(
