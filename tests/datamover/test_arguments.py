@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from core.contract import MoverArgs, MoverVerb, TrackedSnapshot, VolumeMode
+from core.contract import MoverArgs, TrackedSnapshot, VolumeMode
 from core.errors import ConfigError
 from core.models.transfer_settings import Compression
 from core.mover_specs import ListSnapshots
@@ -73,7 +73,7 @@ def test_the_command_line_of_a_mover_of_velero_is_pod_mode(flag: str, log: list[
     pod = recorded(f"pod-of-{kind.resource.kind.lower()}")
     (container,) = pod["spec"]["containers"]
     group, verb = container["command"][1:]
-    found = parse_arguments([verb, *container["args"], *log], {})
+    found = _pod([verb, *container["args"], *log])
     assert (group, verb) == ("data-mover" if flag.startswith("data") else "pod-volume", kind.verb)
     assert found == PodOptions(
         kind_flag=flag,
@@ -84,32 +84,16 @@ def test_the_command_line_of_a_mover_of_velero_is_pod_mode(flag: str, log: list[
         termination_file=_TERMINATION_FILE,
         log=LogOptions("trace", "json") if log else LogOptions("info"),
     )
+    assert _pod([verb, *container["args"], "--resource-timeout=0s"]).resource_timeout == timedelta(minutes=10)
 
 
-def test_a_mover_of_velero_without_a_timeout_waits_for_the_default() -> None:
-    found = _pod(["backup", "--volume-path=/v", "--data-upload=b1", "--resource-timeout=0s"])
-    assert found.resource_timeout == timedelta(minutes=10)
-
-
-def test_a_backups_command_line_has_its_algorithm() -> None:
-    argv = MoverArgs(MoverVerb.BACKUP, "data-upload", "b1", volume_path="/volume", compression="zstd").argv
-    assert _pod(argv).compression is Compression.ZSTD
-
-
-@pytest.mark.parametrize(
-    "account",
-    [[], ["--cbt-sa-name=cbt"], ["--csi-snapshot-metadata-service-sa=cbt"]],
-    ids=["none", "command", "exposer"],
-)
+@pytest.mark.parametrize("account", [[], ["--cbt-sa-name=cbt"], ["--csi-snapshot-metadata-service-sa=cbt"]])
 @pytest.mark.parametrize("ids", [("", "", ""), ("change", "volume", "snapshot")], ids=["empty", "set"])
 def test_what_velero_adds_for_its_block_data_mover_is_known(account: list[str], ids: tuple[str, str, str]) -> None:
-    (args,) = [
-        container["args"]
-        for container in recorded("pod-of-dataupload")["spec"]["containers"]
-        if container["command"] == ["/velero", "data-mover", "backup"]
-    ]
+    (container,) = recorded("pod-of-dataupload")["spec"]["containers"]
     added = [f"--{name}-id={text}" for name, text in zip(("change", "volume", "snapshot"), ids, strict=True)]
-    found, without = _pod(["backup", *args, *added, *account]), _pod(["backup", *args])
+    without = _pod(["backup", *container["args"]])
+    found = _pod(["backup", *container["args"], *added, *account])
     assert found == replace(without, tracked=TrackedSnapshot(*ids) if all(ids) else None)
     usual = ["restore", "--data-download=r1", "--volume-path=/v"]
     assert _pod([*usual, "--vs-namespace=", *account]) == _pod(usual)
@@ -137,22 +121,17 @@ def test_a_command_about_a_location_has_its_own_log_and_termination_message() ->
         (["restore", "--snapshot=abc", "--target=/out", "--overwrite"], LocalRestore("abc", Path("/out"), True)),
         (["list"], LocalList()),
     ],
-    ids=["backup", "with a name", "compressed", "of all files", "restore", "restore over files", "list"],
 )
-def test_a_repository_on_the_command_line_is_local_mode(
-    argv: list[str], command: LocalBackup | LocalRestore | LocalList
+def test_a_repository_is_local_mode(
+    tmp_path: Path, argv: list[str], command: LocalBackup | LocalRestore | LocalList
 ) -> None:
-    assert parse_arguments([*argv, *_LOCAL], _PASSWORD) == LocalOptions(
-        command=command,
-        repository=RepositoryOptions("/repository", "a secret password"),
-        json=False,
-        log=LogOptions("warning"),
-    )
-
-
-def test_a_password_file_takes_precedence_over_the_environment(tmp_path: Path) -> None:
+    options = parse_arguments([*argv, *_LOCAL], _PASSWORD)
+    repository = RepositoryOptions("/repository", "a secret password")
+    assert options == LocalOptions(command=command, repository=repository, json=False, log=LogOptions("warning"))
+    assert "a secret password" not in repr(options)
+    # A file takes precedence over the environment.
     (tmp_path / "password").write_text("from the file\n")
-    options = parse_arguments(["list", *_LOCAL, f"--password-file={tmp_path}/password"], _PASSWORD)
+    options = parse_arguments([*argv, *_LOCAL, f"--password-file={tmp_path}/password"], _PASSWORD)
     assert isinstance(options, LocalOptions)
     assert options.repository.password == "from the file"
 
@@ -180,7 +159,3 @@ _NOT_UTF8 = r': not UTF-8, so that kopia cannot keep it: "/?\\xff"'
 def test_what_is_missing_or_invalid_is_named(argv: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_arguments(argv, _PASSWORD)
-
-
-def test_no_repr_of_the_options_holds_the_password() -> None:
-    assert "a secret password" not in repr(parse_arguments(["list", *_LOCAL], _PASSWORD))

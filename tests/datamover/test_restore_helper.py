@@ -15,9 +15,6 @@ from datamover.data_path.finished import has_done_file, write_done_file
 from tests.datamover.support.loopdevice import fill, make_ext4, mounted_image
 
 _UID = "5c1d6f0e-0b8e-4a38-9d0b-6a1f0c6f3b77"
-_LIMIT_KIB = 15 * 1024
-_OPTIONS = "-ISuOO"
-"""Of Python, as in the image."""
 
 _STARTED = """
 import sys
@@ -50,8 +47,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], object]
 
 @pytest.fixture
 def started(volumes: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The helper as a process, and the first line that it has printed."""
-    argv = [sys.executable, _OPTIONS, "-c", _STARTED, str(Path(__file__).parents[2]), str(volumes), _UID]
+    """The helper as a process, with the options of the image, and the first line that it has printed."""
+    argv = [sys.executable, "-ISuOO", "-c", _STARTED, str(Path(__file__).parents[2]), str(volumes), _UID]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -65,12 +62,8 @@ def restored(volumes: Path, waits: list[Callable[[], object]]) -> Path:
     """The volumes with a done file in each; the helper waits once."""
     for volume in ("data", "scratch"):
         write_done_file(volumes / volume, _UID)
-    waits.append(_nothing)
+    waits.append(lambda: None)
     return volumes
-
-
-def _nothing() -> None:
-    """Let a wait pass."""
 
 
 @pytest.mark.parametrize("arguments", [[], [_UID, "another"]], ids=["none", "two"])
@@ -84,7 +77,7 @@ def test_it_waits_for_the_done_file_in_each_volume_and_removes_it(
 ) -> None:
     (volumes / "data" / "content").touch()
     waits += [
-        _nothing,
+        lambda: None,
         lambda: write_done_file(volumes / "data", _UID),
         lambda: write_done_file(volumes / "scratch", "of-another-restore"),
         lambda: write_done_file(volumes / "scratch", _UID),
@@ -106,12 +99,12 @@ def test_it_waits_for_the_done_file_in_each_volume_and_removes_it(
     )
 
 
-def test_what_cannot_be_read_is_reported_and_read_again(
+def test_what_cannot_be_read_is_named(
     tmp_path: Path, waits: list[Callable[[], object]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     volumes = tmp_path / "restores"
     done = volumes / "data" / ".velero"
-    waits += [_nothing, lambda: done.parent.mkdir(parents=True), done.touch, done.unlink]
+    waits += [lambda: None, lambda: done.parent.mkdir(parents=True), done.touch, done.unlink]
     waits += [lambda: write_done_file(done.parent, _UID)]
 
     assert restore_helper.main([_UID], str(volumes)) == 0
@@ -155,13 +148,11 @@ def test_a_done_file_that_cannot_be_removed_does_not_fail(
 
 
 @pytest.mark.processes
-def test_a_volume_that_is_full_has_a_done_file_which_is_removed(
-    tmp_path: Path, waits: list[Callable[[], object]]
-) -> None:
+def test_a_full_volume_has_a_done_file_which_is_removed(tmp_path: Path, waits: list[Callable[[], object]]) -> None:
     image, volumes = tmp_path / "image", tmp_path / "restores"
     make_ext4(image, 1 << 20, "-m", "0")
     volumes.mkdir()
-    waits.append(_nothing)
+    waits.append(lambda: None)
     with mounted_image(image, volumes / "data") as volume:
         fill(volume / "full")
         before = sorted(path.name for path in volume.iterdir())
@@ -177,18 +168,14 @@ def test_a_volume_that_is_full_has_a_done_file_which_is_removed(
 
 
 @pytest.mark.processes
-def test_sigterm_ends_it_while_it_waits(started: tuple[subprocess.Popen[str], str]) -> None:
+def test_it_takes_little_memory_and_sigterm_ends_it_while_it_waits(started: tuple[subprocess.Popen[str], str]) -> None:
     """With an exit code of its own: a first process without a handler would not end at all."""
     process, line = started
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (peak_kib,) = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")]
+    assert peak_kib < 15 * 1024
     assert line == "file is not a directory, skipping.\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 128 + signal.SIGTERM
     assert process.stderr is not None
     assert process.stderr.read() == ""
-
-
-@pytest.mark.processes
-def test_it_takes_little_memory(started: tuple[subprocess.Popen[str], str]) -> None:
-    status = Path(f"/proc/{started[0].pid}/status").read_text()
-    (peak,) = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")]
-    assert peak < _LIMIT_KIB
