@@ -100,7 +100,7 @@ async def _interrupt(movers: Repository, wanted: RestoreParameters, target: Path
 
 
 @pytest.mark.timeout(TIMEOUT_SECONDS)
-async def test_a_restore_that_is_killed_at_any_moment_equals_an_uninterrupted_one(
+async def test_a_restore_that_is_killed_equals_an_uninterrupted_one(
     movers: Repository, seed: Seed, tmp_path: Path
 ) -> None:
     """What was listed before a kill is not written again, and counts as done."""
@@ -147,20 +147,13 @@ def _leave_partial(path: Path) -> None:
     os.utime(path, ns=(OLD_NS + 10**9, OLD_NS + 10**9))
 
 
-_CHANGES = (
-    _exchange_content,
-    _put_link,
-    _exchange_directory,
-    _leave_partial,
-)
-
-
 async def test_what_changed_between_attempts_is_written_again(movers: Repository, seed: Seed, target: Path) -> None:
     """What the snapshot does not have is removed: whatever is in the volume came from an earlier attempt."""
     await _interrupt(movers, wanted := seed.restore_to(target), target)
     finished = [path for path in _files(target) if path.stat().st_mtime_ns == OLD_NS]
+    changes = (_exchange_content, _put_link, _exchange_directory, _leave_partial)
     for number, path in enumerate(finished[:80]):
-        _CHANGES[number % len(_CHANGES)](path)
+        changes[number % len(changes)](path)
     (target / "link").unlink(missing_ok=True)
     (target / "link").symlink_to("/etc/passwd")
     assert await restore_all(movers, wanted)
@@ -208,15 +201,20 @@ async def test_an_error_of_the_disk_that_a_record_finds_fails_the_restore(
     assert sync.await_count == 1
 
 
-async def test_a_restore_goes_on_if_its_files_cannot_be_listed(
+async def test_a_restore_goes_on_if_its_files_cannot_be_listed_or_the_file_system_syncs_no_directory(
     movers: Repository, seed: Seed, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr(FinishedList, "append", full)
-    _end_after(monkeypatch, lambda: full.called)
+    with monkeypatch.context() as patched:
+        full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+        patched.setattr(FinishedList, "append", full)
+        _end_after(patched, lambda: full.called)
+        await restore_all(movers, seed.restore_to(target))
+    full.assert_called_once()
+    seed.check(target)
+    shutil.rmtree(target)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EINVAL, "Invalid argument")))
     await restore_all(movers, seed.restore_to(target))
     seed.check(target)
-    full.assert_called_once()
 
 
 async def test_files_are_listed_after_the_sync_that_follows_their_end(
@@ -228,15 +226,6 @@ async def test_files_are_listed_after_the_sync_that_follows_their_end(
     sync.side_effect = lambda *_: sizes.append(list_of(target).stat().st_size)
     await restore_all(movers, seed.restore_to(target))
     assert sizes == sorted(sizes)
-    assert sizes[0] == len(
-        json.dumps({"version": 1, "transfer": "6b4c1a1e-uid", "snapshot": seed.snapshot_id}).encode() + b"\n"
-    )
+    header = {"version": 1, "transfer": "6b4c1a1e-uid", "snapshot": seed.snapshot_id}
+    assert sizes[0] == len(json.dumps(header)) + 1
     assert not list_of(target).exists()
-
-
-async def test_a_file_system_that_syncs_no_directory_is_restored_without_a_list(
-    movers: Repository, seed: Seed, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EINVAL, "Invalid argument")))
-    await restore_all(movers, seed.restore_to(target))
-    seed.check(target)
