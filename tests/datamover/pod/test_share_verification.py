@@ -29,6 +29,7 @@ from tests.datamover.support.pods import REPOSITORY, MoverPod
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 _ALL: Final = list(range(SHARES))
+_MISSING: Final = "0123456789abcdef" * 2
 _PASSED, _FAILED = VerificationOutcome.PASSED, VerificationOutcome.FAILED
 
 
@@ -47,10 +48,10 @@ class Bed:
         """Return what was found out about snapshots, by ID; `shares` and `contents` are what was right."""
         spec = VerifySnapshots(backup_repository=REPOSITORY, shares=shares, least=1)
         assert await run_storage_command(spec, self.pod.context) == 0, self.pod.message
-        lines = self.capture.readouterr().out.splitlines()
-        read = [one for one in map(SHARE_LINE.parse, lines) if one is not None]
+        output = self.capture.readouterr().out
+        read = SHARE_LINE.find(output)
         self.shares, self.contents = [one.share for one in read], sum(one.contents or 0 for one in read)
-        found = {one.id: one for one in map(VERIFIED_LINE.parse, lines) if one is not None}
+        found = {one.id: one for one in VERIFIED_LINE.find(output)}
         assert parse_result(SnapshotVerification, self.pod.message).snapshots == len(found)
         return found
 
@@ -67,19 +68,26 @@ def bed(pod: MoverPod, plain_kopia: PlainKopia, tmp_path: Path, capsys: pytest.C
     return Bed(pod, first, second, capsys)
 
 
-def _refer(pod: MoverPod, snapshot: str, *, backup: str = "") -> None:
+def _put(pod: MoverPod, version: str, kind: str, name: str, *, phase: str, spec: Any = None, **more: Any) -> None:
+    meta = {"name": name, "namespace": "velero", "uid": name, "labels": more.pop("labels", {})}
+    raw = {"apiVersion": f"velero.io/{version}", "kind": kind, "metadata": meta, "spec": spec or {}}
+    pod.kube.put(raw | {"status": {"phase": phase} | more})
+
+
+def _refer(pod: MoverPod, snapshot: str, **labels: str) -> None:
     """Have a completed DataUpload of the repository refer to the snapshot."""
-    labels = {"labels": {"velero.io/backup-name": backup}} if backup else {}
     names = {"volumeSnapshot": "s", "storageClass": "", "snapshotClass": ""}
-    spec = {"sourceNamespace": "app", "backupStorageLocation": "default", "csiSnapshot": names}
-    pod.kube.put(
-        {
-            "apiVersion": "velero.io/v2alpha1",
-            "kind": "DataUpload",
-            "metadata": {"name": f"of-{snapshot}", "namespace": "velero", "uid": snapshot} | labels,
-            "spec": spec | {"snapshotType": "CSI", "sourcePVC": "data", "operationTimeout": "10m"},
-            "status": {"phase": "Completed", "snapshotID": snapshot},
-        }
+    spec = {"sourceNamespace": "app", "backupStorageLocation": "default", "csiSnapshot": names, "snapshotType": "CSI"}
+    spec |= {"sourcePVC": "data", "operationTimeout": "10m"}
+    _put(
+        pod,
+        "v2alpha1",
+        "DataUpload",
+        f"of-{snapshot}",
+        phase="Completed",
+        spec=spec,
+        snapshotID=snapshot,
+        labels=labels,
     )
 
 
@@ -88,7 +96,7 @@ def _packs(repository: Path) -> list[Path]:
     return sorted((repository / "p").rglob("*.f"), key=lambda path: -path.stat().st_size)
 
 
-async def test_all_shares_together_have_each_content_once(bed: Bed) -> None:
+async def test_all_shares_together_have_each_content_once(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await bed.run(*_ALL) == {}
     assert bed.shares == _ALL
     together = bed.contents
@@ -98,6 +106,10 @@ async def test_all_shares_together_have_each_content_once(bed: Bed) -> None:
         await bed.run(*share)
         counts.append(bed.contents)
     assert sum(counts) == together
+    # After enough time, the others are left.
+    monkeypatch.setattr(snapshot_verification, "_ENOUGH_SECONDS", 0.0)
+    assert await bed.run(7, 8, 9) == {}
+    assert bed.shares == [7]
 
 
 async def test_damage_in_a_share_names_the_snapshot_that_has_it(bed: Bed) -> None:
@@ -120,43 +132,26 @@ async def test_a_pack_that_is_missing_is_found_by_each_share(bed: Bed) -> None:
         assert sorted(one.outcome or "" for one in (await bed.run(share)).values()) == [_FAILED, _PASSED]
 
 
-async def test_a_snapshot_that_is_missing_is_found_unless_its_backup_is_gone_too(bed: Bed) -> None:
-    _refer(bed.pod, "0123456789abcdef0123456789abcdef")
-    found = await bed.run(5)
-    assert [(one.id, one.outcome) for one in found.values()] == [("0123456789abcdef0123456789abcdef", _FAILED)]
+async def test_a_snapshot_that_is_missing_is_found_and_then_a_repository_that_is_gone(bed: Bed) -> None:
+    _refer(bed.pod, _MISSING)
+    assert {name: one.outcome for name, one in (await bed.run(5)).items()} == {_MISSING: _FAILED}
     assert bed.shares == [5]
+    # All backups that refer to it have failed then.
+    (bed.pod.repository / "kopia.repository.f").unlink()
+    found = await bed.run(5)
+    assert {name: one.outcome for name, one in found.items()} == {bed.first: _FAILED, _MISSING: _FAILED}
 
 
 async def test_a_snapshot_that_is_deleted_meanwhile_is_not_damaged(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    deleted = "0123456789abcdef0123456789abcdef"
-
     async def list_before(*given: Any) -> Callable[[], list[ListedSnapshot]]:
         found = list((await list_stored(*given))())
-        return lambda: [*found, replace(found[0], id=deleted)]
+        return lambda: [*found, replace(found[0], id=_MISSING)]
 
     monkeypatch.setattr(snapshot_verification, "list_stored", list_before)
     _packs(bed.pod.repository)[0].unlink()
     found = await bed.run(0)
     assert set(found) == {bed.first, bed.second}
     # A Velero server deletes snapshots before the Backup.
-    _refer(bed.pod, deleted, backup="daily-1")
-    bed.pod.kube.put(
-        {
-            "apiVersion": "velero.io/v1",
-            "kind": "Backup",
-            "metadata": {"name": "daily-1", "namespace": "velero"},
-            "status": {"phase": "Deleting"},
-        }
-    )
+    _refer(bed.pod, _MISSING, **{"velero.io/backup-name": "daily-1"})
+    _put(bed.pod, "v1", "Backup", "daily-1", phase="Deleting")
     assert set(await bed.run(0)) == {bed.first, bed.second}
-
-
-async def test_a_repository_that_is_gone_fails_all_backups_that_refer_to_it(bed: Bed) -> None:
-    (bed.pod.repository / "kopia.repository.f").unlink()
-    assert {name: one.outcome for name, one in (await bed.run(5)).items()} == {bed.first: _FAILED}
-
-
-async def test_after_enough_time_the_other_shares_are_left(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_verification, "_ENOUGH_SECONDS", 0.0)
-    assert await bed.run(7, 8, 9) == {}
-    assert bed.shares == [7]
