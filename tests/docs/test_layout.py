@@ -13,7 +13,7 @@ _PACKAGES = ("core", "exposer", "nodeagent", "client", "datamover")
 
 _TESTED_ELSEWHERE: Final = {
     "datamover/data_path/one_open_runs.py": "tests/datamover/flows/test_block_mover.py",
-    "datamover/data_path/snapshot_runs.py": "tests/datamover/flows/test_filesystem.py",
+    "datamover/data_path/snapshot_runs.py": "tests/datamover/flows/test_resume.py",
     "core/clock.py": "tests/core/models/test_units.py",
     "core/kube/types.py": "tests/core/kube/test_resources_forms.py",
     "core/models/names.py": "tests/core/models/test_units.py",

@@ -5,6 +5,7 @@ import socket
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, create_autospec
 
 import pytest
 
@@ -12,6 +13,7 @@ from core.models.names import BANDWIDTH_ANNOTATION
 from core.models.transfer_settings import BandwidthLimits
 from datamover.bandwidth import dialing
 from datamover.bandwidth.dialing import Address
+from datamover.bandwidth.proxy import BandwidthProxy
 from datamover.kopia.repository import Repository
 from datamover.runtime.resources import read_limits
 from tests.datamover.support.pods import MoverPod
@@ -83,16 +85,6 @@ async def test_kopia_itself_limits_what_it_writes_to_a_directory(pod: MoverPod, 
     assert await _seconds(pod, "DataUpload", volume) >= _LEAST_SECONDS
 
 
-async def test_without_the_annotation_no_proxy_runs(
-    pod: MoverPod, volume: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr("datamover.pod.transfer.BandwidthProxy", refuse)
-    assert await _seconds(pod, "DataUpload", volume) > 0
-
-
 async def test_an_edit_of_the_annotation_reaches_a_running_mover(
     s3: S3Server, volume: Path, dialed: list[str], tmp_path: Path
 ) -> None:
@@ -108,20 +100,19 @@ async def test_an_edit_of_the_annotation_reaches_a_running_mover(
         assert await running == 0, pod.message
 
 
-async def test_no_pack_is_fetched_as_a_whole_at_a_limited_rate(
+async def test_only_at_a_limited_rate_a_proxy_runs_and_no_pack_is_fetched_as_a_whole(
     pod: MoverPod, volume: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, flags = list[int](), Repository.restore_flags
-
-    def record(repository: Repository, packs: int, more_bytes: int = 0) -> list[str]:
-        wanted.append(packs)
-        return flags(repository, packs, more_bytes)
-
-    monkeypatch.setattr(Repository, "restore_flags", record)
+    proxies = Mock(side_effect=BandwidthProxy)
+    flags = create_autospec(Repository.restore_flags, side_effect=Repository.restore_flags)
+    monkeypatch.setattr("datamover.pod.transfer.BandwidthProxy", proxies)
+    monkeypatch.setattr(Repository, "restore_flags", flags)
     await pod.transfer("DataUpload", volume)
     snapshot = pod.result["snapshotID"]
     for annotations in ({}, {BANDWIDTH_ANNOTATION: BandwidthLimits(download_bytes_per_second=10**9).to_json()}):
+        assert not proxies.called
         pod.annotations = annotations
-        await pod.transfer("DataDownload", tmp_path / f"out-{len(wanted)}", snapshotID=snapshot)
-    assert wanted == [read_limits().restore_packs, 0]
-    assert wanted[0] > 0
+        await pod.transfer("DataDownload", tmp_path / f"out-{len(annotations)}", snapshotID=snapshot)
+    assert proxies.called
+    assert [call.args[1] for call in flags.call_args_list] == [read_limits().restore_packs, 0]
+    assert read_limits().restore_packs > 0

@@ -83,22 +83,20 @@ _ENDS = pytest.mark.parametrize("end", [_Transfer.cancel, _Transfer.signal], ids
 
 
 @_ENDS
-async def test_cancel_while_waiting_for_the_start(
-    upload: _Transfer, tree: Path, end: Callable[[_Transfer], None]
+@pytest.mark.parametrize(("phase", "repository"), [("Prepared", "Ready"), ("InProgress", "New")], ids=["start", "repo"])
+async def test_cancel_while_waiting_for_the_start_or_for_the_repository(
+    upload: _Transfer, tree: Path, end: Callable[[_Transfer], None], phase: str, repository: str
 ) -> None:
-    upload.put("Prepared")
-    received = upload.pod.kube.requests
-    await upload.ends_canceled(tree, held=lambda: any("watch" in one.query for one in received), end=end)
-    assert upload.pod.events() == []
+    pod = upload.pod
+    pod.put_repository(phase=repository)
+    upload.put(phase)
 
+    def held() -> bool:
+        waits = "Data-Path-Waiting" in pod.reasons()
+        return waits if phase == "InProgress" else any("watch" in one.query for one in pod.kube.requests)
 
-@_ENDS
-async def test_cancel_while_waiting_for_the_repository(
-    upload: _Transfer, tree: Path, end: Callable[[_Transfer], None]
-) -> None:
-    upload.pod.put_repository(phase="New")
-    upload.put()
-    await upload.ends_canceled(tree, held=lambda: "Data-Path-Waiting" in upload.pod.reasons(), end=end)
+    await upload.ends_canceled(tree, held=held, end=end)
+    assert bool(pod.events()) is (phase == "InProgress")
 
 
 @pytest.mark.sample("policy set-spec.cancel", "snapshot delete-spec.cancel", "snapshot create-*")
@@ -115,14 +113,8 @@ async def test_cancel_in_each_step_of_a_backup(
     end: Callable[[_Transfer], None],
 ) -> None:
     """`snapshot delete` deletes the checkpoint of an earlier backup."""
-    plain_kopia.run(
-        "snapshot",
-        "create",
-        str(_UNREADABLE),
-        f"--override-source=default@default:{_SOURCE}",
-        "--fail-fast",
-        fails=True,
-    )
+    flags = (f"--override-source=default@default:{_SOURCE}", "--fail-fast")
+    plain_kopia.run("snapshot", "create", str(_UNREADABLE), *flags, fails=True)
     _hold(upload, "kopia", arguments, monkeypatch)
     upload.put()
     await upload.ends_canceled(upload.pod.folder / "backups", held=upload.started.exists, end=end)

@@ -6,7 +6,6 @@ The storages are emulators; services that grant access are fakes that check what
 import base64
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -205,17 +204,6 @@ async def test_a_service_accounts_key_serves_all_kinds(
     assert identities.granted
 
 
-async def test_a_key_that_google_does_not_accept_is_reported(
-    pod: MoverPod, tmp_path: Path, internet: Internet, gcs: FakeGcs
-) -> None:
-    identities = GoogleIdentities(tmp_path / "google")
-    other = GoogleIdentities(tmp_path / "other")
-    internet.hosts |= {"storage.googleapis.com": gcs.port, "oauth2.googleapis.com": identities.token}
-    _locate(pod, internet, "gcp:by-key", other.credentials_file)
-    assert await pod.init() == 12
-    assert "Invalid JWT Signature" in pod.message
-
-
 @pytest.mark.interop(
     "1.18.2", "ours to ours", "DataUpload, DataDownload", "S3 (versitygw): keys of a user, region discovered"
 )
@@ -275,22 +263,6 @@ async def test_a_role_of_a_source_profile_serves_all_kinds(
     assert set(internet.connected) == {f"sts.{_REGION}.amazonaws.com"}
 
 
-@pytest.mark.thorough
-async def test_a_role_is_assumed_again_before_its_keys_expire(
-    pod: MoverPod, tree: Path, internet: Internet, s3: S3Server
-) -> None:
-    """Within one process of kopia: a transfer may take longer than the keys are valid."""
-    identities = _assume_role(pod, internet, s3, "by-short-role")
-    await pod.create_repository()
-    grants = []
-    for lifetime in (timedelta(hours=1), timedelta(0)):
-        identities.lifetime, before = lifetime, len(identities.granted)
-        await pod.transfer("DataUpload", tree)
-        grants.append(len(identities.granted) - before)
-    once, again = grants
-    assert again > once
-
-
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
@@ -320,13 +292,6 @@ async def test_the_configuration_of_a_role_equals_kopias(internet: Internet, s3:
         await repository.ensure()
     ours, theirs = await configurations(storage, read_only=True)
     assert ours == theirs
-
-
-async def test_a_missing_bucket_of_a_role_is_reported(pod: MoverPod, internet: Internet, s3: S3Server) -> None:
-    _assume_role(pod, internet, s3, "by-role-missing")
-    s3.remove_bucket("by-role-missing")
-    assert await pod.init() == 12
-    assert "the bucket does not exist" in pod.message
 
 
 async def test_a_role_is_not_assumed_without_a_check_of_certificates(

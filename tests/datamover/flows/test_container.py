@@ -13,6 +13,7 @@ import pytest
 from exposer.pod_manifest import MOVER_CAPABILITIES
 from tests.datamover.support.mounts import need_root
 from tests.datamover.support.plainkopia import PASSWORD
+from tests.datamover.support.pods import FLAGS
 from tests.datamover.support.trees import describe_tree, make_tree
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -46,51 +47,36 @@ sys.exit(asyncio.run(main()))
 """
 
 
-class _SealedPod:
-    """Runs transfers in a separate mount namespace, where `folder` and everything else is read-only."""
+def _run_sealed(folder: Path, kind: str, volume: Path, *, writes: Path, snapshot: str = "") -> str:
+    """Run a transfer in a mount namespace where all but `writes`, and what a pod may write to, is read-only.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._scratch = folder / "scratch"
-        self._scratch.mkdir()
-        self._log = folder / "termination-log"
-        self._log.touch()
-
-    def run(self, kind: str, volume: Path, *, writes: Path, snapshot: str = "") -> dict[str, str]:
-        """Run a transfer that writes to `writes`, and return its result."""
-        flag = "data-download" if snapshot else "data-upload"
-        reported = {"POD": self.folder, "VOLUME": volume, "KIND": kind, "FLAG": flag, "SNAPSHOT": snapshot}
-        own = {"VELERO_SCRATCH_DIR": self._scratch, "TMPDIR": self.folder, "PYTHON": sys.executable, "SCRIPT": _SCRIPT}
-        done = subprocess.run(
-            ["unshare", "--mount", "sh", "-c", _SEAL, "sh", self._scratch, self._log, writes],
-            cwd=_ROOT,
-            env={**os.environ, **{name: str(value) for name, value in (reported | own).items()}},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{done.stdout}{done.stderr}{self._log.read_text()}"
-        return dict(json.loads(self._log.read_text()))
-
-
-@pytest.fixture
-def sealed(tmp_path: Path, _new_repository: Path) -> _SealedPod:
-    need_root("mounts")
-    shutil.copytree(_new_repository, tmp_path / "backups" / "kopia" / "app")
-    return _SealedPod(tmp_path)
+    Return the ID of the kopia snapshot in its result, if it has one.
+    """
+    scratch, log = folder / "scratch", folder / "termination-log"
+    scratch.mkdir(exist_ok=True)
+    log.touch()
+    told = {"POD": folder, "VOLUME": volume, "KIND": kind, "FLAG": FLAGS[kind], "SNAPSHOT": snapshot, "SCRIPT": _SCRIPT}
+    own = {"VELERO_SCRATCH_DIR": scratch, "TMPDIR": folder, "PYTHON": sys.executable}
+    environment = {**os.environ, **{name: str(value) for name, value in (told | own).items()}}
+    argv: list[str | Path] = ["unshare", "--mount", "sh", "-c", _SEAL, "sh", scratch, log, writes]
+    done = subprocess.run(argv, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}{log.read_text()}"
+    return str(json.loads(log.read_text()).get("snapshotID"))
 
 
 def test_a_volume_is_backed_up_and_restored_in_a_read_only_container(
-    sealed: _SealedPod, tree: Path, tmp_path: Path
+    tree: Path, tmp_path: Path, repository: Path
 ) -> None:
     """A backup does not write to the volume, nor a restore to the repository.
 
     kopia creates a file next to a restore's target: so its parent directory must be writable.
     """
-    backup = sealed.run("DataUpload", tree, writes=tmp_path / "backups")
+    need_root("mounts")
+    shutil.copytree(repository, tmp_path / "backups" / "kopia" / "app")
+    snapshot = _run_sealed(tmp_path, "DataUpload", tree, writes=tmp_path / "backups")
     target = tmp_path / "root" / "target"
     target.mkdir(parents=True)
-    sealed.run("DataDownload", target, writes=target.parent, snapshot=backup["snapshotID"])
+    _run_sealed(tmp_path, "DataDownload", target, writes=target.parent, snapshot=snapshot)
     assert describe_tree(target) == describe_tree(tree)
 
 
@@ -121,11 +107,10 @@ def _move(
 
 
 @pytest.fixture
-def folder(tmp_path: Path, repository: Path) -> Path:
+def folder(repository: Path) -> Path:
     """A folder with a volume of files of foreign owners, which only their owners may read, and a repository."""
     need_root("owners")
-    assert repository.parent == tmp_path
-    volume = make_tree(tmp_path / "volume")
+    volume = make_tree(repository.with_name("volume"))
     private = volume / "private"
     private.mkdir()
     (private / "file").write_text("of another user")
@@ -135,7 +120,7 @@ def folder(tmp_path: Path, repository: Path) -> Path:
         os.chown(path, _FOREIGN, _GROUP)
     (private / "shared").chmod(0o2755)
     private.chmod(0o1700)
-    return tmp_path
+    return repository.parent
 
 
 def test_owners_and_modes_come_back_with_the_capabilities_of_a_mover_pod(folder: Path) -> None:
@@ -152,7 +137,6 @@ _UNSET = {"CHOWN": "owner", "FOWNER": "mode", "FSETID": "mode"}
 def test_each_capability_is_needed_and_what_lacks_without_it_is_reported(folder: Path, missing: str) -> None:
     fewer = [name for name in _FOR_FILES if name != missing]
     backup = _FOR_FILES if missing != "DAC_OVERRIDE" else fewer
-
     found, done = _move(folder, backup, fewer)
     assert found != describe_tree(folder / "volume")
     if missing in _UNSET:

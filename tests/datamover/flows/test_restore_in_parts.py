@@ -78,32 +78,6 @@ async def test_the_parts_around_an_entry_that_the_target_refuses_are_restored(
     assert found == expected
 
 
-async def test_the_parts_beside_a_directory_that_the_target_refuses_are_restored(
-    mover_repository: Repository, tree: Path, parameters: RestoreParameters
-) -> None:
-    (parameters.target / "a").mkdir(parents=True)
-    (parameters.target / "a/b").write_text("in the way")
-    below = sum(1 for _ in (tree / "a/b").rglob("*")) + 1
-    with pytest.raises(IncompleteRestoreError, match=rf"{below} missing: a/b "):
-        await restore(mover_repository, replace(parameters, fitting_entries=5, sparse=True), restore_data_path())
-    found, expected = describe_tree(parameters.target), describe_tree(tree)
-    assert found == {name: one for name, one in expected.items() if not f"{name}/".startswith("a/b/")} | {
-        "a/b": found["a/b"]
-    }
-
-
-async def test_a_volume_that_a_pod_uses_is_restored_as_a_whole(
-    record: Path, mover_repository: Repository, tree: Path, parameters: RestoreParameters
-) -> None:
-    """Between two parts, the pod could replace a directory."""
-    data_path = restore_data_path(warn := AsyncMock())
-    await restore(mover_repository, replace(parameters, fitting_entries=5, in_use=True), data_path)
-    assert describe_tree(parameters.target) == describe_tree(tree)
-    assert ONE_OPEN or _restored(record, parameters) == [[""]]
-    warn.assert_awaited_once()
-    assert "the limit suffices for about 5" in warn.await_args_list[0].args[0]
-
-
 @pytest.mark.parametrize("rule", [None, InPlace()], ids=["new volume", "in place"])
 async def test_an_interrupted_restore_without_a_list_leaves_no_placeholder(
     mover_repository: Repository, tree: Path, parameters: RestoreParameters, rule: InPlace | None

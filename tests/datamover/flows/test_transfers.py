@@ -16,6 +16,7 @@ from datamover.runtime.resources import ResourceLimits
 from tests.datamover.support.backup_movers import BACKUP_VERB, plain_only
 from tests.datamover.support.plainkopia import PASSWORD, PlainKopia
 from tests.datamover.support.pods import TRANSFER, MoverPod
+from tests.datamover.support.s3proxy import S3Proxy
 from tests.datamover.support.s3server import S3Server
 from tests.datamover.support.trees import describe_tree, make_tree
 from tests.support.fakekube import FakeKube
@@ -70,6 +71,29 @@ async def test_settings_are_passed_to_kopia(
 
 
 @plain_only
+async def test_more_files_are_moved_in_parallel_from_a_storage_that_is_far_away_unless_settings_say_how_many(
+    tree: Path, tmp_path: Path, proxy: S3Proxy, record: Path
+) -> None:
+    # Far more than what changes the number; a busy machine only adds to it.
+    proxy.latency_seconds = 0.05
+    limits = ResourceLimits(_CPUS, 512 << 20)
+    pod = MoverPod(FakeKube(), tmp_path, limits=limits)
+    pod.put_bucket(proxy.server, proxy.server.make_bucket("far"), url=proxy.url)
+    await pod.create_repository()
+    named = {"ParallelFilesUpload": "9", "ParallelFilesDownload": "3"}
+    most = limits.adapted_restore_workers(proxy.latency_seconds, 0)
+    for settings, backup, restore in (({}, 3, most), (named, 9, 3)):
+        record.write_text("")
+        await _SNAPSHOT_DATA.go(pod, tree, settings)
+        # Also before the first backup of a volume: one that was killed may have left exclusions in the policy.
+        assert record.read_text().count("policy show") == 1
+        assert f"--parallel={backup}" in _flags(record, "snapshot create")
+        assert f"--parallel={restore}" in _flags(record, "restore")
+        # kopia ignores what is more than its policy for the volume has.
+        assert f"--max-parallel-file-reads={backup}" in record.read_text()
+
+
+@plain_only
 async def test_a_backup_behind_a_proxy_has_few_connections(pod: MoverPod, tree: Path, record: Path) -> None:
     """Each holds some 500 KiB that kopia believes sent, and waits only a minute for the answer."""
     pod.limits = ResourceLimits(16)
@@ -78,13 +102,6 @@ async def test_a_backup_behind_a_proxy_has_few_connections(pod: MoverPod, tree: 
     pod.annotations = {BANDWIDTH_ANNOTATION: BandwidthLimits().to_json()}
     await pod.transfer("DataUpload", tree)
     assert "--parallel=6" in _flags(record, "snapshot create")
-
-
-async def test_unknown_settings_are_reported_and_ignored(pod: MoverPod, tree: Path) -> None:
-    unknown: dict[str, Any] = {"NewSetting": "x", "Another": "y"}
-    await pod.transfer("DataUpload", tree, dataMoverConfig=unknown)
-    reported = "ignored settings: Another (unknown), NewSetting (unknown)"
-    assert ("Data-Path-Warning", reported) in pod.events()
 
 
 @plain_only

@@ -20,20 +20,14 @@ from tests.support.tools import azurite_folder, tool
 from tests.testbed.pki import KeyPair
 
 _VERSION = "2024-11-04"
+_TOKEN_SECONDS = 3600
 
 
-def bearer_token(audience: str, lifetime_seconds: int = 3600) -> str:
+def bearer_token(audience: str) -> str:
     """Return a token of Azure's form; Azurite checks audience, issuer and times, and no signature."""
     now = int(time.time())
-    claims = {
-        "aud": audience,
-        "iss": "https://sts.windows.net/tenant/",
-        "oid": "object-of-the-client",
-        "tid": "tenant",
-        "iat": now,
-        "nbf": now - 60,
-        "exp": now + lifetime_seconds,
-    }
+    client = {"iss": "https://sts.windows.net/tenant/", "oid": "object-of-the-client", "tid": "tenant"}
+    claims = {**client, "aud": audience, "iat": now, "nbf": now - 60, "exp": now + _TOKEN_SECONDS}
     parts = (json.dumps(part).encode() for part in ({"alg": "RS256", "typ": "JWT"}, claims))
     return ".".join([*(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts), "c2lnbmF0dXJl"])
 

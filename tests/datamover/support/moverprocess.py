@@ -4,29 +4,24 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from core.clock import SystemClock
-from core.contract import VolumeMode
 from core.kube.client import KubeClient
 from core.kube.transport import Retry
 from core.logs import set_up_logging
-from datamover.arguments import LogOptions, PodOptions
 from datamover.pod.api_transport import HostPort, PodTransport
-from datamover.pod.cluster import PodContext
-from datamover.pod.transfer import PodTransfer
-from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from tests.datamover.support.backup_movers import use_backup_mover
 from tests.datamover.support.confining import use_means
-from tests.datamover.support.pods import TRANSFER
+from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.unconfined import leave_unconfined
+from tests.support.fakekube import FakeKube
 
 _ROOT = Path(__file__).parents[3]
 
@@ -42,8 +37,6 @@ class MoverRun:
     volume: str
     port: int
     folder: str
-    mode: str = str(VolumeMode.FILESYSTEM)
-    attempt: int = 1
     means: str = "default"
 
 
@@ -52,15 +45,8 @@ async def run_mover_process(run: MoverRun, **environment: str) -> AsyncIterator[
     """Start the mover, and kill it at the end if it still runs; its log is `mover.log` in its directory."""
     (Path(run.folder) / "token").write_text("token")
     with (Path(run.folder) / "mover.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            __name__,
-            json.dumps(asdict(run)),
-            cwd=_ROOT,
-            env={**os.environ, **environment},
-            stderr=log,
-        )
+        argv, variables = [sys.executable, "-m", __name__, json.dumps(asdict(run))], {**os.environ, **environment}
+        process = await asyncio.create_subprocess_exec(*argv, cwd=_ROOT, env=variables, stderr=log)
     try:
         yield process
     finally:
@@ -69,31 +55,13 @@ async def run_mover_process(run: MoverRun, **environment: str) -> AsyncIterator[
         await process.wait()
 
 
-async def _run(run: MoverRun, stop: StopSignal, environment: Mapping[str, str]) -> int:
+async def _run(run: MoverRun, stop: StopSignal) -> int:
     clock, folder = SystemClock(), Path(run.folder)
     transport = PodTransport(HostPort("127.0.0.1", run.port, authority=None), folder / "token", clock)
-    context = PodContext(
-        client=KubeClient(transport, Retry(clock)),
-        clock=clock,
-        namespace="velero",
-        node="node-a",
-        environment=environment,
-        limits=ResourceLimits(2),
-        stop=stop,
-        termination_file=folder / "termination-log",
-    )
-    options = PodOptions(
-        kind_flag=run.flag,
-        name=TRANSFER,
-        volume=Path(run.volume),
-        mode=VolumeMode(run.mode),
-        resource_timeout=timedelta(seconds=20),
-        attempt=run.attempt,
-        termination_file=context.termination_file,
-        log=LogOptions("debug"),
-    )
+    pod = MoverPod(FakeKube(), folder, client=KubeClient(transport, Retry(clock)))
+    pod.stop = stop
     try:
-        return await PodTransfer(options, context).run()
+        return await pod.run(run.flag, Path(run.volume))
     finally:
         await transport.close()
 
@@ -107,7 +75,7 @@ def _main() -> int:
         use_means(run.means, patch)
     else:
         leave_unconfined(patch)
-    return asyncio.run(_run(run, stop, os.environ))
+    return asyncio.run(_run(run, stop))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,15 @@ from typing import Any, Final, Self
 from core.clock import Clock, SystemClock
 from core.contract import VolumeMode
 from core.kube.client import KubeClient
-from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, Resource
+from core.kube.resources import (
+    BACKUP_REPOSITORIES,
+    BACKUP_STORAGE_LOCATIONS,
+    BY_KIND,
+    EVENTS,
+    JOBS,
+    SECRETS,
+    Resource,
+)
 from core.kube.transport import Retry
 from core.models.base import format_time
 from core.models.names import (
@@ -39,7 +47,7 @@ from datamover.runtime.signals import StopSignal
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.s3server import S3Server
 from tests.support.fakekube import FakeKube
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 
 REPOSITORY: Final = "app-default-kopia"
 TRANSFER: Final = "transfer-1"
@@ -52,28 +60,17 @@ _NAMESPACE: Final = "velero"
 _POLL_SECONDS: Final = 0.02
 
 
-def _meta(name: str, **more: Any) -> JsonDict:
-    return {"name": name, "namespace": _NAMESPACE, **more}
-
-
 def repository_manifest(volume_namespace: str, location: str) -> JsonDict:
     """Return a BackupRepository as Velero's server creates it, without status."""
-    labels = {
-        "velero.io/volume-namespace": volume_namespace,
-        "velero.io/storage-location": location,
-        "velero.io/repository-type": "kopia",
-    }
-    return {
-        "apiVersion": "velero.io/v1",
-        "kind": "BackupRepository",
-        "metadata": _meta(f"{volume_namespace}-{location}-kopia", labels=labels),
-        "spec": {
-            "volumeNamespace": volume_namespace,
-            "backupStorageLocation": location,
-            "repositoryType": "kopia",
-            "maintenanceFrequency": "1h0m0s",
-        },
-    }
+    place = {"volumeNamespace": volume_namespace, "backupStorageLocation": location}
+    labels = {"velero.io/volume-namespace": volume_namespace, "velero.io/storage-location": location}
+    return build_object(
+        BACKUP_REPOSITORIES,
+        f"{volume_namespace}-{location}-kopia",
+        _NAMESPACE,
+        metadata={"labels": {**labels, "velero.io/repository-type": "kopia"}},
+        spec={**place, "repositoryType": "kopia", "maintenanceFrequency": "1h0m0s"},
+    )
 
 
 @dataclass
@@ -90,6 +87,7 @@ class MoverPod:
     annotations: Mapping[str, str] = field(default_factory=dict)
     cluster: str = ""
     compression: Compression = Compression.NONE
+    client: KubeClient | None = None
 
     @classmethod
     def ready(cls, repository: Path, folder: Path, **more: Any) -> Self:
@@ -106,18 +104,12 @@ class MoverPod:
 
     def put_secret(self, name: str, key: str, value: str) -> None:
         data = {key: base64.b64encode(value.encode()).decode()}
-        self.kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": _meta(name), "data": data})
+        self.kube.put(build_object(SECRETS, name, _NAMESPACE, data=data))
 
     def put_location(self, config: dict[str, str], *, provider: str = "velero.io/aws", **spec: Any) -> None:
         storage = {"bucket": spec.pop("bucket", "bkt")}
-        self.kube.put(
-            {
-                "apiVersion": "velero.io/v1",
-                "kind": "BackupStorageLocation",
-                "metadata": _meta("default"),
-                "spec": {"provider": provider, "config": config, "objectStorage": storage, **spec},
-            }
-        )
+        whole = {"provider": provider, "config": config, "objectStorage": storage, **spec}
+        self.kube.put(build_object(BACKUP_STORAGE_LOCATIONS, "default", _NAMESPACE, spec=whole))
 
     def put_bucket(self, server: S3Server, bucket: str, *, url: str = "", **spec: Any) -> None:
         """Let the location be a bucket, with the keys of the server, which may be behind a proxy at `url`."""
@@ -135,28 +127,18 @@ class MoverPod:
 
     def put_transfer(self, kind: str, phase: str = "InProgress", **spec: Any) -> None:
         """Create or replace the transfer `TRANSFER`; `spec` is merged into the minimal one of its kind."""
-        labels = {"velero.io/async-operation-id": "du-1", NODE_LABEL: "node-a"}
-        owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "r", "uid": "uid-of-restore"}
-        version = "v2alpha1" if kind.startswith("Data") else "v1"
-        annotations = {**self.annotations}
-        if self.attempts != Attempts():
-            annotations[ATTEMPTS_ANNOTATION] = self.attempts.to_json()
-        self.kube.put(
-            {
-                "apiVersion": f"velero.io/{version}",
-                "kind": kind,
-                "metadata": _meta(
-                    TRANSFER,
-                    labels=labels,
-                    ownerReferences=[owner],
-                    annotations=annotations,
-                    # Not by the clock of the fake: it is compared with times of files.
-                    creationTimestamp=format_time(datetime.now(UTC)),
-                ),
-                "spec": {**_SPECS[kind], **spec},
-                "status": {"phase": phase},
-            }
-        )
+        attempts = {} if self.attempts == Attempts() else {ATTEMPTS_ANNOTATION: self.attempts.to_json()}
+        meta = {
+            "labels": {"velero.io/async-operation-id": "du-1", NODE_LABEL: "node-a"},
+            "ownerReferences": [
+                {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "r", "uid": "uid-of-restore"}
+            ],
+            "annotations": {**self.annotations, **attempts},
+            # Not by the clock of the fake: it is compared with times of files.
+            "creationTimestamp": format_time(datetime.now(UTC)),
+        }
+        whole, status = {**_SPECS[kind], **spec}, {"phase": phase}
+        self.kube.put(build_object(BY_KIND[kind], TRANSFER, _NAMESPACE, metadata=meta, spec=whole, status=status))
 
     @property
     def repository(self) -> Path:
@@ -166,7 +148,7 @@ class MoverPod:
     @property
     def context(self) -> PodContext:
         return PodContext(
-            client=KubeClient(self.kube, Retry(self.clock, attempts=1)),
+            client=self.client or KubeClient(self.kube, Retry(self.clock, attempts=1)),
             clock=self.clock,
             namespace=_NAMESPACE,
             node="node-a",
@@ -220,7 +202,7 @@ class MoverPod:
         """Create or replace a maintenance Job of the repository; the leader has released it or not."""
         (repository,) = self.stored()
         labels = {OWNER_UID_LABEL: repository["metadata"]["uid"]} | ({REPO_NAME_LABEL: REPOSITORY} if released else {})
-        self.kube.put({"apiVersion": "batch/v1", "kind": "Job", "metadata": _meta(name, labels=labels)} | status)
+        self.kube.put(build_object(JOBS, name, _NAMESPACE, metadata={"labels": labels}, **status))
 
     async def maintain(self, **options: Any) -> int:
         """Run `maintain-repository` in the Job `JOB` and return its exit code."""
@@ -256,37 +238,17 @@ class MoverPod:
         return self.kube.objects(resource)
 
 
-_POD: Final = {"kind": "Pod", "name": "writer", "namespace": "app", "uid": "u"}
+_DATA: Final = {"sourceNamespace": "app", "backupStorageLocation": "default", "operationTimeout": "10m0s"}
+_POD_VOLUME: Final = {
+    "pod": {"kind": "Pod", "name": "writer", "namespace": "app", "uid": "u"},
+    "volume": "fs",
+    "backupStorageLocation": "default",
+    "repoIdentifier": "",
+    "uploaderType": "kopia",
+}
 _SPECS: Final[dict[str, JsonDict]] = {
-    "DataUpload": {
-        "snapshotType": "CSI",
-        "sourceNamespace": "app",
-        "sourcePVC": "data",
-        "backupStorageLocation": "default",
-        "operationTimeout": "10m0s",
-    },
-    "DataDownload": {
-        "sourceNamespace": "app",
-        "targetVolume": {"namespace": "app", "pvc": "data", "pv": ""},
-        "backupStorageLocation": "default",
-        "snapshotID": "",
-        "operationTimeout": "10m0s",
-    },
-    "PodVolumeBackup": {
-        "node": "node-a",
-        "pod": _POD,
-        "volume": "fs",
-        "backupStorageLocation": "default",
-        "repoIdentifier": "",
-        "uploaderType": "kopia",
-    },
-    "PodVolumeRestore": {
-        "pod": _POD,
-        "volume": "fs",
-        "backupStorageLocation": "default",
-        "repoIdentifier": "",
-        "uploaderType": "kopia",
-        "snapshotID": "",
-        "sourceNamespace": "app",
-    },
+    "DataUpload": {**_DATA, "snapshotType": "CSI", "sourcePVC": "data"},
+    "DataDownload": {**_DATA, "targetVolume": {"namespace": "app", "pvc": "data", "pv": ""}, "snapshotID": ""},
+    "PodVolumeBackup": {**_POD_VOLUME, "node": "node-a"},
+    "PodVolumeRestore": {**_POD_VOLUME, "snapshotID": "", "sourceNamespace": "app"},
 }

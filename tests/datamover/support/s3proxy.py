@@ -1,9 +1,6 @@
 """A proxy before an S3 server that delays or refuses requests, as a storage does that is slow, busy or restarting."""
 
-import os
-import socket
 import ssl
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,8 +25,6 @@ class Fault(Enum):
     """What the proxy does with every connection instead of forwarding."""
 
     REFUSE = auto()
-    RESET = auto()
-    CLOSE = auto()
     SILENCE = auto()
 
 
@@ -166,18 +161,6 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     proxy: S3Proxy
     upstream: HTTPConnection | None = None
-
-    def handle_one_request(self) -> None:
-        if self.proxy.fault is Fault.RESET:
-            # Closing with a linger time of 0 sends RST.
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.close_connection = True
-            os.close(self.connection.detach())
-            return
-        if self.proxy.fault is Fault.CLOSE:
-            self.close_connection = True
-            return
-        super().handle_one_request()
 
     def _forward(self) -> None:
         body, proxy = self._read_body(), self.proxy

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from core.kube.resources import NAMESPACES
-from tests.datamover.support.pods import TRANSFER, MoverPod
+from tests.datamover.support.pods import CLOUD, TRANSFER, MoverPod
 from tests.datamover.support.s3server import S3Server
 from tests.datamover.support.trees import describe_tree
 from tests.datamover.velero.movers import VeleroMover
@@ -20,12 +20,6 @@ from tests.velero.server import apply_definitions
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 _KINDS = [("DataUpload", "DataDownload"), ("PodVolumeBackup", "PodVolumeRestore")]
-_FLAGS = {
-    "DataUpload": "data-upload",
-    "DataDownload": "data-download",
-    "PodVolumeBackup": "pod-volume-backup",
-    "PodVolumeRestore": "pod-volume-restore",
-}
 _BUCKET = "velero"
 _CACHED = ("cache/CACHEDIR.TAG", "cache/kept")
 """What Velero leaves out of backups, and we do not (docs/velero-differences.md)."""
@@ -55,12 +49,10 @@ async def pod(s3: S3Server, tmp_path: Path) -> MoverPod:
     """Our data mover's cluster, with a new repository in an empty bucket."""
     s3.make_bucket(_BUCKET)
     pod = MoverPod(FakeKube(), tmp_path)
-    pod.put_secret("cloud", "key", s3.credentials_file)
+    pod.put_secret(CLOUD["name"], CLOUD["key"], s3.credentials_file)
     config = {"region": "us-east-1", "s3ForcePathStyle": "true", "s3Url": s3.url}
-    pod.put_location(config, bucket=_BUCKET, credential={"name": "cloud", "key": "key"})
-    pod.put_repository()
-    assert await pod.init() == 0, pod.message
-    pod.put_repository(phase="Ready")
+    pod.put_location(config, bucket=_BUCKET, credential=CLOUD)
+    await pod.create_repository()
     return pod
 
 
@@ -76,9 +68,7 @@ async def test_velero_restores_what_we_backed_up(
 ) -> None:
     (backup, restore), target = kinds, tmp_path / "target"
     target.mkdir()
-    pod.put_transfer(backup)
-    assert await pod.run(_FLAGS[backup], tree) == 0, pod.message
-    pod.put_transfer(restore, snapshotID=pod.result["snapshotID"])
+    pod.put_transfer(restore, snapshotID=(await pod.transfer(backup, tree))["snapshotID"])
     velero.run(pod, restore, TRANSFER, target)
     assert _content(target) == _content(tree)
 
@@ -91,8 +81,7 @@ async def test_we_restore_what_velero_backed_up(
     target.mkdir()
     pod.put_transfer(backup)
     result = json.loads(velero.run(pod, backup, TRANSFER, tree))
-    pod.put_transfer(restore, snapshotID=result["snapshotID"])
-    assert await pod.run(_FLAGS[restore], target) == 0, pod.message
+    await pod.transfer(restore, target, snapshotID=result["snapshotID"])
     for cached in _CACHED:
         (tree / cached).unlink()
     assert _content(target) == _content(tree)
@@ -111,8 +100,7 @@ async def test_our_backup_continues_the_one_of_velero(
     first = json.loads(velero.run(pod, backup, TRANSFER, tree))
     # A snapshot that was begun after this one was created would be no parent. The API server cuts off nearly a second.
     await asyncio.sleep(1)
-    pod.put_transfer(backup)
-    assert await pod.run(_FLAGS[backup], tree) == 0, pod.message
+    await pod.transfer(backup, tree)
     assert pod.result["snapshotID"] != first["snapshotID"]
     cached = {tree / name for name in _CACHED}
     files = {path: path.lstat() for path in tree.rglob("*") if path.is_symlink() or path.is_file()}
