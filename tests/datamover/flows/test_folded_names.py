@@ -1,18 +1,15 @@
 """Restores into a file system that takes some names for one or refuses them, as SMB shares do: see tools/foldfs."""
 
 import os
-from pathlib import Path
 
 import pytest
 
 from core.errors import DataPathError, IncompleteRestoreError
 from core.models.phases import Phase
 from core.models.transfer_settings import InPlace
-from datamover.kopia.repository import Repository
 from exposer.pod_status import PodEnd
 from nodeagent.transfers.outcome import decide_outcome
-from tests.datamover.flows.test_in_place import snapshot
-from tests.datamover.support.data_paths import restore_volume
+from tests.datamover.support.data_paths import VolumeBed
 from tests.datamover.support.mounts import mounted_folding
 from tests.datamover.support.trees import describe_tree
 
@@ -51,9 +48,9 @@ _LOST = {
 @pytest.mark.parametrize("rules", [tuple(_LOST), *((rule,) for rule in _LOST)], ids=" ".join)
 @pytest.mark.parametrize("rule", [None, InPlace(incremental=True)], ids=["whole", "incremental"])
 async def test_what_the_target_does_not_keep_apart_is_missing_and_all_else_is_as_in_the_snapshot(
-    mover_repository: Repository, tmp_path: Path, rule: InPlace | None, rules: tuple[str, ...]
+    bed: VolumeBed, rule: InPlace | None, rules: tuple[str, ...]
 ) -> None:
-    (volume := tmp_path / "volume").mkdir()
+    (volume := bed.volume).mkdir()
     for name, text in _FILES.items():
         (volume / name).parent.mkdir(exist_ok=True)
         (volume / name).write_text(text)
@@ -62,15 +59,15 @@ async def test_what_the_target_does_not_keep_apart_is_missing_and_all_else_is_as
         os.utime(volume / name, ns=(0, 0), follow_symlinks=False)
     (volume / "x").chmod(0o2750)
     expected = describe_tree(volume)
-    snapshot_id = await snapshot(mover_repository, volume)
+    snapshot_id = await bed.snapshot()
     lost = set[str]().union(*(_LOST[rule] for rule in rules))
-    with mounted_folding(tmp_path / "target", *rules) as target:
+    with mounted_folding(bed.folder / "target", *rules) as target:
         if rule is not None:
             (target / "x").mkdir()
             for name in ("x/y", "x/z"):
                 (target / name).write_text("old")
         with pytest.raises(IncompleteRestoreError) as failed:
-            await restore_volume(mover_repository, snapshot_id, target, in_place=rule)
+            await bed.restore(snapshot_id, target, in_place=rule)
         if rule is not None and "case" not in rules:
             (target / "x" / "y").unlink()
         assert describe_tree(target) == {name: one for name, one in expected.items() if name not in lost}
@@ -85,29 +82,23 @@ async def test_what_the_target_does_not_keep_apart_is_missing_and_all_else_is_as
 
 @pytest.mark.sample("case")
 @pytest.mark.parametrize("rule", ["case", "odd"])
-async def test_nothing_is_deleted_where_a_name_may_stand_for_another_one(
-    mover_repository: Repository, tmp_path: Path, rule: str
-) -> None:
-    (volume := tmp_path / "volume").mkdir()
+async def test_nothing_is_deleted_where_a_name_may_stand_for_another_one(bed: VolumeBed, rule: str) -> None:
+    (volume := bed.volume).mkdir()
     (volume / "f").write_text("f")
-    snapshot_id = await snapshot(mover_repository, volume)
-    with mounted_folding(tmp_path / "target", rule) as target:
+    snapshot_id = await bed.snapshot()
+    with mounted_folding(bed.folder / "target", rule) as target:
         (target / "extra").write_text("old")
         text = f"^cannot delete extra files: target {target} does not keep all names as they are$"
         with pytest.raises(DataPathError, match=text):
-            await restore_volume(mover_repository, snapshot_id, target, in_place=InPlace(delete_extra_files=True))
+            await bed.restore(snapshot_id, target, in_place=InPlace(delete_extra_files=True))
         assert [one.name for one in target.iterdir()] == ["extra"]
 
 
-async def test_names_in_another_form_are_reported_and_all_data_is_restored(
-    mover_repository: Repository, tmp_path: Path
-) -> None:
-    (volume := tmp_path / "volume").mkdir()
-    (volume / "d.").mkdir()
-    (volume / "d." / "f ").write_text("f")
-    snapshot_id = await snapshot(mover_repository, volume)
-    with mounted_folding(tmp_path / "target", "end") as target:
-        result = await restore_volume(mover_repository, snapshot_id, target)
+async def test_names_in_another_form_are_reported_and_all_data_is_restored(bed: VolumeBed) -> None:
+    bed.write("d./f ", text="f")
+    snapshot_id = await bed.snapshot()
+    with mounted_folding(bed.folder / "target", "end") as target:
+        result = await bed.restore(snapshot_id, target)
         assert (target / "d" / "f").read_text() == "f"
     form = "(another form of its name)"
     assert result.note == f"the target did not take the name of 2 of the entries: d. {form}; d./f  {form}"

@@ -8,7 +8,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +17,6 @@ import pytest
 
 from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import back_up_volume
-from tests.datamover.support.in_place_process import InPlaceRun, run_in_place_process
 from tests.datamover.support.processes import children_of
 from tests.datamover.support.thorough import KILLS, TIMEOUT_SECONDS
 from tests.datamover.support.trees import describe_tree
@@ -25,9 +25,24 @@ pytestmark = pytest.mark.processes
 
 _FILES = 300
 _STAGE = ".nodeagent-restore-files"
+_ROOT = Path(__file__).parents[3]
+
+_RESTORE = """
+import asyncio, sys
+from pathlib import Path
+from core.models.transfer_settings import InPlace
+from datamover.storage.providers import FileStorage
+from tests.datamover.support.data_paths import restore_volume
+from tests.datamover.support.repositories import opened
+
+repository, snapshot, volume, incremental = sys.argv[1:]
+rule = InPlace(incremental=incremental == "True", delete_extra_files=True)
+with opened(FileStorage(Path(repository))) as found:
+    asyncio.run(restore_volume(found, snapshot, Path(volume), in_place=rule))
+"""
 
 
-def _fill(volume: Path, text: str, numbers: Iterator[int] | range) -> None:
+def _fill(volume: Path, text: str, numbers: Iterable[int]) -> None:
     for number in numbers:
         (volume / str(number % 5)).mkdir(parents=True, exist_ok=True)
         (volume / str(number % 5) / str(number)).write_text(f"{text} {number}" * 200)
@@ -46,20 +61,15 @@ def _progress(volume: Path) -> int:
     staged = 0
     with suppress(FileNotFoundError):
         staged = sum(path.suffix != ".kopia-entry" for path in (volume / _STAGE / "new").iterdir())
-    left = sum(
-        (volume / str(number % 5) / str(number)).read_text().startswith("old")
-        for number in range(0, _FILES, 2)
-        if number % 5 != 4
-    )
-    changed = sum(number % 5 != 4 for number in range(0, _FILES, 2))
-    return staged + 2 * (changed - left)
+    changed = [volume / str(number % 5) / str(number) for number in range(0, _FILES, 2) if number % 5 != 4]
+    return staged + 2 * sum(not path.read_text().startswith("old") for path in changed)
 
 
 _VICTIMS = {"mover": (True, False), "node": (True, True), "kopia": (False, True)}
 """Whether the mover and its kopia are killed. A mover whose kopia is killed ends by itself, and its kopia with it."""
 
 
-async def _kill(process: subprocess.Popen[bytes], volume: Path, who: str, steps: int) -> bool:
+async def _kill(process: "subprocess.Popen[bytes]", volume: Path, who: str, steps: int) -> bool:
     """Kill after so many steps, and return once nothing of it runs; return whether it was still running."""
     mover, kopia = _VICTIMS[who]
     kopias: list[int] = []
@@ -84,25 +94,21 @@ async def _kill(process: subprocess.Popen[bytes], volume: Path, who: str, steps:
 async def test_a_kill_at_any_moment_leaves_old_or_new_files_and_the_next_restore_is_right(
     mover_repository: Repository, repository: Path, tmp_path: Path, incremental: bool
 ) -> None:
-    source = tmp_path / "source"
+    source, during = tmp_path / "source", 0
     _fill(source, "new", range(_FILES))
     snapshot_id = (await back_up_volume(mover_repository, source)).snapshot_id
-    during: list[str] = []
     for moment in range(KILLS):
         volume = tmp_path / f"volume {moment}"
         shutil.copytree(source, volume, copy_function=shutil.copy2)
         _change(volume)
         before = {path: path.read_text() for path in volume.rglob("*") if path.is_file() and "extra" not in path.parts}
-        run = InPlaceRun(str(repository), snapshot_id, str(volume), incremental, delete=True)
+        argv = [sys.executable, "-c", _RESTORE, str(repository), snapshot_id, str(volume), str(incremental)]
         who, steps = list(_VICTIMS)[moment % len(_VICTIMS)], _FILES * moment // KILLS
-        with run_in_place_process(run) as process:
-            if await _kill(process, volume, who, steps):
-                during.append(f"{who} at {steps}")
+        with subprocess.Popen(argv, cwd=_ROOT) as process:
+            during += await _kill(process, volume, who, steps)
         for path, old in before.items():
             assert path.read_text() in {old, (source / path.relative_to(volume)).read_text()}
-        with run_in_place_process(run) as process:
-            assert process.wait(timeout=120) == 0
+        subprocess.run(argv, cwd=_ROOT, check=True, timeout=120)
         assert describe_tree(volume) == describe_tree(source)
         shutil.rmtree(volume)
-    print(f"\nkilled before its end, after so many steps: {', '.join(during)}")  # noqa: T201 - the moments are the result
-    assert len(during) >= KILLS / 2
+    assert during >= KILLS / 2

@@ -11,10 +11,9 @@ from msgspec import UNSET
 
 from core.models.transfer_settings import Exclusions, InPlace, InPlacePlan
 from datamover.data_path.in_place_preview import RestorePlanner
-from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import read_snapshot
-from tests.datamover.flows.test_in_place import RULES, Held, add, change, restore_in_place, snapshot
-from tests.datamover.support.data_paths import restore_data_path
+from tests.datamover.flows.test_in_place import RULES, Held, add, change, stat_of
+from tests.datamover.support.data_paths import VolumeBed, restore_data_path
 from tests.datamover.support.trees import make_tree
 
 pytestmark = pytest.mark.processes
@@ -22,44 +21,28 @@ pytestmark = pytest.mark.processes
 BOTH = InPlace(incremental=True, delete_extra_files=True)
 
 
-async def _plan(repository: Repository, snapshot_id: str, volume: Path, rule: InPlace = BOTH) -> InPlacePlan:
-    found = await repository.open(partial(read_snapshot, repository, snapshot_id), read_only=True)
-    return await RestorePlanner(repository, found, volume, rule, restore_data_path()).plan()
+async def _plan(bed: VolumeBed, snapshot_id: str, rule: InPlace = BOTH) -> InPlacePlan:
+    found = await bed.movers.open(partial(read_snapshot, bed.movers, snapshot_id), read_only=True)
+    return await RestorePlanner(bed.movers, found, bed.volume, rule, restore_data_path()).plan()
 
 
-def _all(volume: Path) -> dict[str, tuple[int, ...]]:
-    """Everything in a volume, with what any write would change."""
-    found: dict[str, tuple[int, ...]] = {}
-    for path in sorted(volume.rglob("*")):
-        status = path.lstat()
-        found[str(path.relative_to(volume))] = (
-            status.st_ino,
-            status.st_mode,
-            status.st_uid,
-            status.st_size,
-            status.st_mtime_ns,
-            status.st_ctime_ns,
-        )
-    return found
+def _all(volume: Path) -> dict[Path, tuple[int, ...]]:
+    return {path: stat_of(path) for path in volume.rglob("*")}
 
 
 @pytest.mark.sample("full, delete", "incremental, delete")
 @pytest.mark.parametrize("rule", [row for row in RULES if "content" not in str(row.id)])
-async def test_the_plan_is_what_the_restore_then_does(
-    mover_repository: Repository, tmp_path: Path, rule: InPlace
-) -> None:
-    volume = make_tree(tmp_path / "volume")
-    snapshot_id = await snapshot(mover_repository, volume)
+async def test_the_plan_is_what_the_restore_then_does(bed: VolumeBed, rule: InPlace) -> None:
+    volume = make_tree(bed.volume)
+    snapshot_id = await bed.snapshot()
     changed, extra = change(volume), add(volume)
     (volume / "emptied").write_text("extra")
     before = _all(volume)
     with ExitStack() as stack:
         held = Held(volume, stack)
-
-        plan = await _plan(mover_repository, snapshot_id, volume, rule)
-
+        plan = await _plan(bed, snapshot_id, rule)
         assert _all(volume) == before
-        result = await restore_in_place(mover_repository, snapshot_id, volume, rule)
+        result = await bed.restore_in_place(snapshot_id, rule)
         gone = held.replaced
     # One file is where the snapshot has a directory.
     expected = {*extra, "emptied"} if rule.delete_extra_files else set()
@@ -77,75 +60,54 @@ async def test_the_plan_is_what_the_restore_then_does(
         assert (plan.to_set.files, plan.equal.files) == (0, 0)
 
 
-async def test_what_is_equal_is_counted_and_links_are_compared_by_their_targets(
-    mover_repository: Repository, tmp_path: Path
-) -> None:
-    volume = tmp_path / "volume"
-    volume.mkdir()
+async def test_what_is_equal_is_counted_and_links_are_compared_by_their_targets(bed: VolumeBed) -> None:
     for name in ("one", "two", "three"):
-        (volume / name).write_bytes(bytes(10))
-        (volume / f"to {name}").symlink_to(name)
-    snapshot_id = await snapshot(mover_repository, volume)
-    status = (volume / "to two").lstat()
-    (volume / "to two").unlink()
-    (volume / "to two").symlink_to("one")
-    os.utime(volume / "to two", ns=(status.st_mtime_ns, status.st_mtime_ns), follow_symlinks=False)
-    os.utime(volume / "to three", ns=(1, 1), follow_symlinks=False)
-    (volume / "three").chmod(0o600)
-
-    plan = await _plan(mover_repository, snapshot_id, volume)
-
+        bed.write(name, text="ten bytes.")
+        (bed.volume / f"to {name}").symlink_to(name)
+    snapshot_id = await bed.snapshot()
+    status = (bed.volume / "to two").lstat()
+    (bed.volume / "to two").unlink()
+    (bed.volume / "to two").symlink_to("one")
+    os.utime(bed.volume / "to two", ns=(status.st_mtime_ns, status.st_mtime_ns), follow_symlinks=False)
+    os.utime(bed.volume / "to three", ns=(1, 1), follow_symlinks=False)
+    (bed.volume / "three").chmod(0o600)
+    plan = await _plan(bed, snapshot_id)
     assert (plan.equal.files, plan.equal.bytes) == (3, 20)
     assert plan.to_write.names == ["to two"]
     assert {*plan.to_set.names} == {"three", "to three"}
 
 
-async def test_what_stays_is_named_and_so_is_what_the_restore_could_not_replace(
-    mover_repository: Repository, tmp_path: Path
-) -> None:
-    volume = tmp_path / "volume"
-    volume.mkdir()
-    (volume / "f").write_text("a file")
+async def test_what_stays_is_named_and_so_is_what_the_restore_could_not_replace(bed: VolumeBed) -> None:
+    bed.write("f", text="a file")
     rules = Exclusions(patterns=("*.tmp",))
-    snapshot_id = await snapshot(mover_repository, volume, exclude=rules)
-    (volume / "f").unlink()
-    for name in ("f/more/x", "lost+found/1", ".velero/done", ".nodeagent-restore-1/x", "old/kept.tmp", "old/gone"):
-        (volume / name).parent.mkdir(parents=True, exist_ok=True)
-        (volume / name).write_text(name)
-
-    plan = await _plan(mover_repository, snapshot_id, volume)
-    without = await _plan(mover_repository, snapshot_id, volume, InPlace(incremental=True))
-
+    snapshot_id = await bed.snapshot(exclude=rules)
+    (bed.volume / "f").unlink()
+    bed.write("f/more/x", "lost+found/1", ".velero/done", ".nodeagent-restore-1/x", "old/kept.tmp", "old/gone")
+    plan = await _plan(bed, snapshot_id)
+    without = await _plan(bed, snapshot_id, InPlace(incremental=True))
     assert {*plan.to_delete.names} == {"f", "old/gone"}
     assert (plan.to_delete.files, plan.to_delete.directories) == (2, 2)
     assert {*plan.kept.names} == {"lost+found", ".velero", ".nodeagent-restore-1", "old/kept.tmp"}
     assert plan.to_write.names == ["f"]
     assert without.blocked.names == ["f (something else is there)"]
     assert (without.to_write.files, without.to_delete.files) == (0, 0)
-    (volume / "f" / "more" / "held.tmp").write_text("stays")
-    assert (await _plan(mover_repository, snapshot_id, volume)).blocked.names == ["f (something else is there)"]
-    shutil.rmtree(volume / "f")
-    (volume / "f").mkdir()
-    assert (await _plan(mover_repository, snapshot_id, volume, InPlace())).to_delete.names == ["f"]
+    bed.write("f/more/held.tmp")
+    assert (await _plan(bed, snapshot_id)).blocked.names == ["f (something else is there)"]
+    shutil.rmtree(bed.volume / "f")
+    (bed.volume / "f").mkdir()
+    assert (await _plan(bed, snapshot_id, InPlace())).to_delete.names == ["f"]
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["with data", "empty"])
-async def test_a_refused_deletion_is_told_in_the_plan(
-    mover_repository: Repository, tmp_path: Path, empty: bool
-) -> None:
-    volume = tmp_path / "volume"
-    volume.mkdir()
-    (volume / ".kopiaignore").write_text("*.log\n")
-    (volume / "a.log").write_text("left out")
-    snapshot_id = await snapshot(mover_repository, volume, ignore_files=True)
+async def test_a_refused_deletion_is_told_in_the_plan(bed: VolumeBed, empty: bool) -> None:
+    bed.write(".kopiaignore", "a.log", text="*.log\n")
+    snapshot_id = await bed.snapshot(ignore_files=True)
     if empty:
-        shutil.rmtree(volume)
-        volume.mkdir()
-
-    plan = await _plan(mover_repository, snapshot_id, volume)
-
+        shutil.rmtree(bed.volume)
+        bed.volume.mkdir()
+    plan = await _plan(bed, snapshot_id)
     assert ("files and directories that its backup left out by policies" in plan.refusal) is not empty
     assert plan.to_write.files == (1 if empty else 0)
     if empty:
-        result = await restore_in_place(mover_repository, snapshot_id, volume, BOTH)
+        result = await bed.restore_in_place(snapshot_id, BOTH)
         assert (result.incremental_bytes, result.note) == (plan.to_write.bytes, UNSET)

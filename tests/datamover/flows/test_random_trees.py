@@ -232,7 +232,6 @@ async def test_any_tree_is_restored_as_it_was_apart_from_what_is_reported(
         _check_report(report, outcome)
         assert backup.empty_snapshot is (len(outcome.tree) == 1)
         assert backup.total_bytes == sum(found.size_bytes for found in outcome.tree.values())
-
         missing, incomplete = _block(target, outcome.tree, way.blocked), ""
         parameters = way.parameters(backup.snapshot_id, target, len(outcome.tree))
         try:

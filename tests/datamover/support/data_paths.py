@@ -1,11 +1,13 @@
 """Data paths for tests of a backup or restore, without a reporter, and whole backups and restores of volumes."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
 from core.clock import Clock, SystemClock
 from core.contract import BackupResult, RestoreResult, VolumeMode
+from core.models.transfer_settings import InPlace
 from datamover.data_path.backup import back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.data_path.run import DataPath
@@ -14,6 +16,7 @@ from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.stalls import Reachability, Report, StallLimits, Watchdog
 from datamover.local.command import LocalMover
+from tests.datamover.support.plainkopia import PlainKopia
 
 
 def build_data_path(
@@ -61,3 +64,41 @@ async def restore_volume(
     repository: Repository, snapshot_id: str, target: Path, data_path: DataPath | None = None, **more: Any
 ) -> RestoreResult:
     return await restore(repository, restore_parameters(snapshot_id, target, **more), data_path or restore_data_path())
+
+
+INCREMENTAL = InPlace(incremental=True)
+
+
+@dataclass(frozen=True)
+class VolumeBed:
+    """A repository, kopia by itself on it, and a folder for a volume and what becomes of it."""
+
+    movers: Repository
+    kopia: PlainKopia
+    folder: Path
+
+    @property
+    def volume(self) -> Path:
+        return self.folder / "volume"
+
+    def write(self, *names: str, text: str | None = None) -> Path:
+        """Write files of the volume with that text, or else their names, and return the volume."""
+        for name in names:
+            (self.volume / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.volume / name).write_text(name if text is None else text)
+        return self.volume
+
+    async def back_up(self, data_path: DataPath | None = None, **more: Any) -> BackupResult:
+        return await back_up_volume(self.movers, self.volume, data_path, **more)
+
+    async def snapshot(self, volume: Path | None = None, **more: Any) -> str:
+        """Back up the volume, or another one, and return the ID of the snapshot."""
+        return (await back_up_volume(self.movers, volume or self.volume, **more)).snapshot_id
+
+    async def restore(self, snapshot_id: str, target: Path, **more: Any) -> RestoreResult:
+        return await restore_volume(self.movers, snapshot_id, target, **more)
+
+    async def restore_in_place(
+        self, snapshot_id: str, rule: InPlace = INCREMENTAL, target: Path | None = None
+    ) -> RestoreResult:
+        return await self.restore(snapshot_id, target or self.volume, in_place=rule)

@@ -59,37 +59,22 @@ class Folder:
     entries: "Mapping[bytes, Entry]"
 
 
-@dataclass(frozen=True)
-class Crowd:
-    """A folder with many entries that are alike."""
-
-    kept: Kept
-    count: int
-    entry: "Entry"
-
-    @property
-    def folder(self) -> Folder:
-        return Folder(self.kept, {b"%d" % number: self.entry for number in range(self.count)})
+Entry = File | Link | Special | Again | Folder
 
 
-@dataclass(frozen=True)
-class Chain:
-    """Folders in each other: the path of the innermost one has so many bytes below the outermost one."""
-
-    kept: Kept
-    path_bytes: int
-    entry: "Entry"
-
-    @property
-    def folder(self) -> Folder:
-        above = (self.path_bytes - 1) // 201
-        inner = Folder(self.kept, {b"e" * (self.path_bytes - above * 201): self.entry})
-        for _ in range(above):
-            inner = Folder(self.kept, {b"d" * 200: inner})
-        return inner
+def _crowd(kept: Kept, count: int, entry: Entry) -> Folder:
+    """Return a folder with many entries that are alike."""
+    return Folder(kept, {b"%d" % number: entry for number in range(count)})
 
 
-Entry = File | Link | Special | Again | Folder | Crowd | Chain
+def _chain(kept: Kept, path_bytes: int, entry: Entry) -> Folder:
+    """Return folders in each other: the path of the innermost one has so many bytes below the outermost one."""
+    above = (path_bytes - 1) // 201
+    inner = Folder(kept, {b"e" * (path_bytes - above * 201): entry})
+    for _ in range(above):
+        inner = Folder(kept, {b"d" * 200: inner})
+    return inner
+
 
 # -- attributes -------------------------------------------------------------------------------------------------------
 _SECOND_NS: Final = 10**9
@@ -124,49 +109,18 @@ _OF_ROOT: Final = [
 
 # -- names ------------------------------------------------------------------------------------------------------------
 _RULES: Final = b".kopiaignore"
-_PAIRS: Final = (
-    "Logo.png",
-    "logo.png",
-    "caf\u00e9",
-    "cafe\u0301",
-    "stra\u00dfe",
-    "strasse",
-    "end",
-    "end.",
-    "end ",
-    "\ufffd",
-)
-_ODD: Final = (
-    "-rf",
-    "--help",
-    "12:13",
-    "new\nline",
-    "\x1b[31m",
-    "\x7f\r",
-    "...",
-    "..a",
-    " ",
-    "\\",
-    "*?",
-    "'$(x)\"",
-    "@",
-    "%s",
-)
-_OURS: Final = (
-    ".nodeagent-probe-\u00e4",
-    ".nodeagent-probe-\u00e4-link",
-    ".nodeagent-restore-1",
-    ".velero",
-    "lost+found",
-)
-_KOPIAS: Final = ("kopia.repository", "kopia.repository.f", ".shards", "CACHEDIR.TAG", ".gitignore", "a.tmp.0")
+_SIMILAR: Final = "Logo.png logo.png caf\u00e9 cafe\u0301 stra\u00dfe strasse"
+_ODD: Final = "end end. \ufffd -rf --help 12:13 \x1b[31m ... ..a \\ *? '$(x)\" @ %s"
+_OURS: Final = ".nodeagent-probe-\u00e4 .nodeagent-probe-\u00e4-link .nodeagent-restore-1 .velero lost+found"
+_KOPIAS: Final = "kopia.repository kopia.repository.f .shards CACHEDIR.TAG .gitignore a.tmp.0"
+_WORDS: Final = f"{_SIMILAR} {_ODD} {_OURS} {_KOPIAS}"
 _LONG: Final = (b"a" * 255, b"b" * 250, b"\xff" * 85, "\u00e4".encode() * 127)
-_CHOSEN: Final = (_RULES, *(name.encode() for name in (*_PAIRS, *_ODD, *_OURS, *_KOPIAS)), *_LONG)
+_CHOSEN: Final = (_RULES, *_WORDS.encode().split(b" "), b"end ", b"new\nline", b"\x7f\r", b" ", *_LONG)
 
 _UNKEPT: Final = (b"\xff", b"\xfe", b"\xff" * 86, b"x.kopia-entry", b".kopia-entry", b"x")
 """Not all of them can be restored: some become the same, too long, or stand for something else."""
 
-_ALIKE: Final = tuple(name.encode() for name in (*_PAIRS[:6], "a", "A", "a:b"))
+_ALIKE: Final = (*_SIMILAR.encode().split(b" "), b"a", b"A", b"a:b")
 
 
 def _is_name(name: bytes) -> bool:
@@ -215,8 +169,8 @@ def folders(*, unkept: bool = False, alike: bool = False) -> SearchStrategy[Fold
     names, leaves, kept = _names(*(_UNKEPT if unkept else ())), _leaves(), _kept(0o700)
     if alike:
         names = st.one_of(*[st.sampled_from(_ALIKE)] * 3, names)
-    crowds = st.builds(Crowd, kept, st.integers(40, 80), leaves)
-    chains = st.builds(Chain, kept, st.integers(3800, 4090 if unkept else 4000), leaves)
+    crowds = st.builds(_crowd, kept, st.integers(40, 80), leaves)
+    chains = st.builds(_chain, kept, st.integers(3800, 4090 if unkept else 4000), leaves)
 
     def inside(entries: SearchStrategy[Entry]) -> SearchStrategy[Entry]:
         return st.builds(Folder, kept, st.dictionaries(names, entries, max_size=6))
@@ -264,8 +218,6 @@ class _Creator:
             case Again():
                 if self._last and self._last[0] == fd:
                     os.link(self._last[1], name, src_dir_fd=fd, dst_dir_fd=fd)
-            case Crowd() | Chain():
-                self._create(fd, name, entry.folder)
             case Folder():
                 os.mkdir(name, dir_fd=fd)
                 below = os.open(name, _FOLDER, dir_fd=fd)
