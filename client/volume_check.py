@@ -219,7 +219,7 @@ class _Run:
     async def _get(self, resource: kube.Resource[ObjectT], namespace: str, name: str) -> ObjectT:
         found = await self.tools.client.patiently().read(resource, namespace, name)
         if found is None:
-            raise VolumeCheckError(f"{resource.kind} {namespace}/{name} was deleted meanwhile")
+            raise VolumeCheckError(f"{resource.kind} {namespace}/{name} was deleted meanwhile, as by another preflight")
         return found
 
     async def _create(self, resource: kube.Resource, manifest: Manifest) -> None:
