@@ -243,6 +243,7 @@ def test_an_error_is_logged_in_full_once_per_key_and_cause(faults: Faults, caplo
 DAY = timedelta(hours=24)
 
 
+@pytest.mark.parametrize("skew", [-DAY, DAY], ids=["a day behind", "a day ahead"])
 def test_a_timer_begins_with_the_first_observation_and_again_with_another(skew: timedelta) -> None:
     clock = HandClock(100.0)
     timers = Timers(clock)
