@@ -269,6 +269,20 @@ async def test_an_idle_repository_gets_no_pod_for_days_and_a_backup_wakes_it() -
         await scene.run_once(result("quick"), seconds=_HOUR)
 
 
+async def test_as_many_jobs_run_at_a_time_as_configured() -> None:
+    scene = MaintenanceScene()
+    for number in range(3):
+        scene.kube.put(repository_object(f"r{number}-default-kopia"))
+    async with scene.running():
+        for number in range(4):
+            job = await scene.until_job(seconds=2 * _HOUR, but=number)
+            await asyncio.sleep(3 * MINUTE)
+            assert len(scene.jobs) == number + 1
+            scene.start_pod(job)
+            await scene.until_labeled(job)
+            scene.end(job, 0, result(nextQuick="2026-12-01T00:00:00Z", nextFull="2026-12-01T00:00:00Z"))
+
+
 @pytest.mark.parametrize(
     ("status", "text"),
     [

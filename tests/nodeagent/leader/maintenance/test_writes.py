@@ -22,6 +22,7 @@ from tests.nodeagent.support.maintenance_scene import (
     MaintenanceScene,
     repository_object,
     result,
+    velero_job,
     words_of,
 )
 from tests.nodeagent.support.repository_scene import SERVER
@@ -166,6 +167,17 @@ async def test_repositories_that_are_held_cost_few_requests(hold: str) -> None:
     if hold != "idle":
         assert hold in found
     assert per_minute <= 2 + (1.8 * count if hold in {"location-read-only", "window", "rejected"} else 1)
+
+
+async def test_no_job_is_labeled_beside_another_that_runs() -> None:
+    """A Velero server started it before it was removed again."""
+    async with MaintenanceScene().running() as scene:
+        job = await scene.until_job(seconds=2 * 60 * MINUTE)
+    scene.kube.put(velero_job())
+    scene.start_pod(job)
+    async with scene.running():
+        await asyncio.sleep(30 * MINUTE)
+        assert not scene.labeled(job)
 
 
 async def test_of_two_jobs_on_both_sides_of_a_slots_edge_one_runs_and_one_finds_nothing_to_do() -> None:
