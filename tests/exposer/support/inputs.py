@@ -1,7 +1,12 @@
 """Inputs of the recorded cluster: Velero's DaemonSet and configuration, and requests."""
 
+from copy import deepcopy
 from dataclasses import fields
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from core.contract import MoverVerb
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
@@ -11,12 +16,7 @@ from exposer.template import AgentTemplate
 from tests.support.golden import recorded
 from tests.support.objects import JsonDict
 
-_CREDENTIALS = (
-    "GOOGLE_APPLICATION_CREDENTIALS",
-    "AWS_SHARED_CREDENTIALS_FILE",
-    "AZURE_CREDENTIALS_FILE",
-    "ALIBABA_CLOUD_CREDENTIALS_FILE",
-)
+_DAEMONSET = Path(__file__).parents[2] / "data" / "velero-1.18.2" / "daemonset-plain.yaml"
 
 POD_SETTINGS = PodSettings(
     priority_class_name="data-mover-low",
@@ -30,56 +30,29 @@ POD_SETTINGS = PodSettings(
 """The pod settings of the recorded ConfigMap."""
 
 
+@cache
+def _read_daemonset() -> JsonDict:
+    read: JsonDict = yaml.safe_load(_DAEMONSET.read_text(encoding="utf-8"))
+    return read
+
+
 def daemonset() -> JsonDict:
-    """Return Velero's DaemonSet, as created by `velero install --use-node-agent`."""
-    field_env = {"NODE_NAME": "spec.nodeName", "VELERO_NAMESPACE": "metadata.namespace"}
-    env: list[JsonDict] = [
-        {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
-        for name, path in field_env.items()
+    """Return Velero's DaemonSet, as created by `velero install --use-node-agent`, with more that movers may inherit."""
+    raw = deepcopy(_read_daemonset())
+    meta, spec = raw["spec"]["template"]["metadata"], raw["spec"]["template"]["spec"]
+    meta["labels"]["azure.workload.identity/use"] = "true"
+    meta["annotations"] = {"iam.amazonaws.com/role": "mover", "prometheus.io/scrape": "true"}
+    spec["tolerations"] = [
+        {"key": "CriticalAddonsOnly", "operator": "Exists"},
+        {"key": "dedicated", "operator": "Exists"},
     ]
-    env.append({"name": "VELERO_SCRATCH_DIR", "value": "/scratch"})
-    env += [{"name": name, "value": "/credentials/cloud"} for name in _CREDENTIALS]
-    host = "HostToContainer"
-    container: JsonDict = {
-        "name": "node-agent",
-        "image": "velero/velero:v1.18.2",
-        "command": ["/velero"],
-        "args": ["node-agent", "server"],
-        "env": env,
-        "ports": [{"name": "metrics", "containerPort": 8085}],
-        "readinessProbe": {"httpGet": {"path": "/readyz", "port": 8085}},
-        "livenessProbe": {"httpGet": {"path": "/healthz", "port": 8085}},
-        "resources": {"limits": {"memory": "512Mi"}},
-        "volumeMounts": [
-            {"name": "host-pods", "mountPath": "/host_pods", "mountPropagation": host},
-            {"name": "host-plugins", "mountPath": "/var/lib/kubelet/plugins", "mountPropagation": host},
-            {"name": "scratch", "mountPath": "/scratch"},
-            {"name": "cloud-credentials", "mountPath": "/credentials"},
-        ],
-    }
-    spec: JsonDict = {
-        "serviceAccountName": "velero",
-        "securityContext": {"runAsUser": 0},
-        "tolerations": [
-            {"key": "CriticalAddonsOnly", "operator": "Exists"},
-            {"key": "dedicated", "operator": "Exists"},
-        ],
-        "volumes": [
-            {"name": "host-pods", "hostPath": {"path": "/var/lib/kubelet/pods", "type": ""}},
-            {"name": "host-plugins", "hostPath": {"path": "/var/lib/kubelet/plugins", "type": ""}},
-            {"name": "scratch", "emptyDir": {}},
-            {"name": "cloud-credentials", "secret": {"defaultMode": 292, "secretName": "cloud-credentials"}},
-        ],
-        "containers": [container],
-    }
-    labels = {"name": "node-agent", "role": "node-agent", "azure.workload.identity/use": "true"}
-    annotations = {"iam.amazonaws.com/role": "mover", "prometheus.io/scrape": "true"}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": {"name": "node-agent", "namespace": "velero"},
-        "spec": {"template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}},
-    }
+    (container,) = spec["containers"]
+    container["image"] = "velero/velero:v1.18.2"
+    container["readinessProbe"] = {"httpGet": {"path": "/readyz", "port": 8085}}
+    container["resources"] = {"limits": {"memory": "512Mi"}}
+    for variable in container["env"][:2]:
+        variable["valueFrom"]["fieldRef"]["apiVersion"] = "v1"
+    return raw
 
 
 def template(**changes: Any) -> AgentTemplate:
