@@ -26,25 +26,20 @@ from core.models.names import (
 from exposer.manifests import SOURCE_ANNOTATION, VOLUME_ANNOTATION
 from tests.fuzz.distorter import ObjectKey, Path_, paths_in, replace_at
 from tests.fuzz.values import TEXTS_BY_FIELD, Raw, from_schema, hostile, hostile_answers, hostile_texts
-from tests.fuzz.world import initial_objects
+from tests.fuzz.world import INITIAL
 from tests.support.objects import JsonDict
 
 CASES_PER_ROUND: Final = 12
 _CRDS: Final = Path(__file__).parents[2] / "deploy" / "crds"
 RESOURCES: Final = resources.BY_KIND
 _PLURALS: Final = sorted(resource.plural for resource in RESOURCES.values())
+_ANNOTATIONS: Final = (
+    *(OUTCOME_ANNOTATION, MOVER_LOST_ANNOTATION, PENDING_REASON_ANNOTATION, CONFIG_ANNOTATION),
+    *(COPIES_ANNOTATION, SELECTED_NODE_ANNOTATION, SOURCE_ANNOTATION, VOLUME_ANNOTATION),
+)
 _MARKS: Final = (
-    ("annotations", OUTCOME_ANNOTATION),
-    ("annotations", MOVER_LOST_ANNOTATION),
-    ("annotations", PENDING_REASON_ANNOTATION),
-    ("annotations", CONFIG_ANNOTATION),
-    ("annotations", COPIES_ANNOTATION),
-    ("annotations", SELECTED_NODE_ANNOTATION),
-    ("annotations", SOURCE_ANNOTATION),
-    ("annotations", VOLUME_ANNOTATION),
-    ("labels", NODE_LABEL),
-    ("labels", OWNER_UID_LABEL),
-    ("labels", COPY_LABEL),
+    *(("metadata", "annotations", name) for name in _ANNOTATIONS),
+    *(("metadata", "labels", name) for name in (NODE_LABEL, OWNER_UID_LABEL, COPY_LABEL)),
 )
 _OUTCOME: Final = {
     "phase": "Completed",
@@ -89,17 +84,13 @@ class Round:
 
 
 @cache
-def _schemas() -> dict[str, JsonDict]:
-    found = {}
-    for file in sorted(_CRDS.glob("*.velero.io.yaml")):
-        spec = yaml.load(file.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["spec"]
-        found[spec["names"]["kind"]] = spec["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
-    return found
-
-
 def schemas_of(kind: str) -> JsonDict:
     """Return the schemas of the fields of a custom resource, by name."""
-    return _schemas().get(kind, {})
+    for file in _CRDS.glob("*.velero.io.yaml"):
+        spec = yaml.load(file.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["spec"]
+        if spec["names"]["kind"] == kind:
+            return spec["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    return {}
 
 
 def _paths_of(form: Any) -> Iterator[Path_]:
@@ -146,14 +137,11 @@ any_text: Final = st.one_of(
 @cache
 def _cases_of(key: ObjectKey) -> SearchStrategy[Case]:
     """Return the cases of one object."""
-    obj = next(one for one in initial_objects() if _key(one) == key)
-    form = RESOURCES[key[0]].form
-    paths = sorted({*paths_in(obj), *_paths_of(form)}, key=repr)
+    paths = sorted({*paths_in(INITIAL[key]), *_paths_of(RESOURCES[key[0]].form)}, key=repr)
     texts = [path for path in paths if path[-1] in {"message", "data", "operationTimeout"} or path[:2] == ("data", "a")]
-    marks: list[Path_] = [("metadata", *mark) for mark in _MARKS]
     strategies = [
         st.builds(Case, st.just(key), st.sampled_from(paths), hostile),
-        st.builds(Case, st.just(key), st.sampled_from([*marks, *texts]), any_text),
+        st.builds(Case, st.just(key), st.sampled_from([*_MARKS, *texts]), any_text),
     ]
     schema = schemas_of(key[0])
     paths += [(part, name) for part in ("spec", "status") for name in schema.get(part, {}).get("properties", {})]
@@ -170,29 +158,16 @@ def _cases_of(key: ObjectKey) -> SearchStrategy[Case]:
     return st.one_of(strategies)
 
 
-def _key(obj: JsonDict) -> ObjectKey:
-    meta = obj["metadata"]
-    return (obj["kind"], meta.get("namespace", ""), meta["name"])
-
-
-_KEYS: Final = sorted({_key(obj) for obj in initial_objects()})
-
-
-def _build_round(cases: list[Case], relist: bool, answer: tuple[str, bytes] | None) -> Round:
-    plural, body = answer or ("", b"")
-    return Round(tuple(cases), relist, plural, body)
-
-
 _ROUNDS: Final = st.builds(
-    _build_round,
+    lambda cases, relist, answer: Round(tuple(cases), relist, *answer),
     st.lists(
-        st.sampled_from(_KEYS).flatmap(_cases_of),
+        st.sampled_from(sorted(INITIAL)).flatmap(_cases_of),
         min_size=CASES_PER_ROUND,
         max_size=CASES_PER_ROUND,
         unique_by=lambda case: case.key,
     ),
     st.booleans(),
-    st.one_of(st.none(), st.none(), st.none(), st.tuples(st.sampled_from(_PLURALS), hostile_answers)),
+    st.one_of(*[st.just(("", b""))] * 3, st.tuples(st.sampled_from(_PLURALS), hostile_answers)),
 )
 
 

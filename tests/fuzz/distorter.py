@@ -47,6 +47,12 @@ def replace_at(obj: Any, path: Path_, value: Any) -> Any:
     return fields | {key: replace_at(fields.get(key), rest, value)}
 
 
+def key_of(obj: JsonDict) -> ObjectKey:
+    """Return the key of an object, as far as it has one."""
+    meta = obj.get("metadata", {})
+    return (obj.get("kind", ""), meta.get("namespace", ""), meta.get("name", ""))
+
+
 @dataclass
 class Distorter(Transport):
     """Distorts the answers of `inner`.
@@ -99,6 +105,5 @@ class Distorter(Transport):
         return True
 
     def _distort(self, obj: JsonDict) -> Any:
-        meta = obj.get("metadata", {})
-        change = self.objects.get((obj.get("kind", ""), meta.get("namespace", ""), meta.get("name", "")))
+        change = self.objects.get(key_of(obj))
         return obj if change is None else change(obj)

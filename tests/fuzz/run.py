@@ -1,7 +1,6 @@
 """Rounds of cases in new worlds, by hypothesis."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import looptime
@@ -26,10 +25,8 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return looptime.new_event_loop(noop_cycles=0)
 
 
-def fuzz(examples: int, *, seeded: int, on_world: Callable[[Count], None] = lambda _: None) -> Count:
+def fuzz(examples: int, *, seeded: int) -> Count:
     """Run at least that many examples, and return their number; the same ones for the same seed.
-
-    `on_world` is called after each world.
 
     Raises:
         AssertionError: an example ended the agent, or raised an unexpected exception.
@@ -49,7 +46,6 @@ def fuzz(examples: int, *, seeded: int, on_world: Callable[[Count], None] = lamb
             runner.run(_run(drawn))
         count.worlds += 1
         count.examples += sum(one.examples for one in drawn)
-        on_world(count)
 
     run_world()
     return count

@@ -4,51 +4,24 @@ import logging
 from contextlib import suppress
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.contract import BackupResult, InitResult, MaintenanceResult, RestoreResult, parse_progress, parse_result
 from core.errors import ConfigError, ContractError, ResultError
-from core.kube.errors import KubeError, MalformedObjectError, build_error, parse_json, parse_retry_after
-from core.kube.resources import check_form
-from core.models.base import CustomResource, parse_time
-from core.models.storage import BackupRepository, BackupStorageLocation
-from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
+from core.kube.errors import KubeError, build_error, parse_json, parse_retry_after
+from core.models.base import parse_time
 from core.models.units import format_duration, parse_count, parse_duration, parse_quantity
 from exposer.manifests import SnapshotSource
 from nodeagent.config.parse import parse_config
 from nodeagent.config.repositories import parse_settings_of
 from nodeagent.transfers.mover_pod import MoverLoss
 from nodeagent.transfers.outcome import Outcome
-from tests.fuzz.cases import RESOURCES, any_text, schemas_of
-from tests.fuzz.values import encode, from_schema, hostile, hostile_answers
+from tests.fuzz.cases import any_text
+from tests.fuzz.values import hostile_answers
 from tests.support.objects import only
-from tests.support.scripted import stored
 
-_FURTHER = (DataDownload, PodVolumeBackup, PodVolumeRestore, BackupRepository, BackupStorageLocation)
 _thoroughly = settings(max_examples=300, derandomize=True, database=None)
-
-
-@pytest.mark.parametrize(
-    "model", [DataUpload, *(pytest.param(model, marks=pytest.mark.thorough) for model in _FURTHER)]
-)
-def test_a_model_raises_contract_errors_alone(model: type[CustomResource]) -> None:
-    schema = schemas_of(model.kind_name)
-
-    @_thoroughly
-    @given(from_schema(schema["spec"]), from_schema(schema.get("status", {})), st.one_of(st.just({}), hostile))
-    def parse(spec: Any, status: Any, meta: Any) -> None:
-        whole = stored(RESOURCES[model.kind_name], spec=spec, status=status)
-        raw = parse_json(encode(whole | ({"metadata": meta} if meta else {})))
-        assert isinstance(raw, dict)
-        with suppress(ContractError):
-            cr = model.parse(raw)
-            assert cr.to_json()
-        with suppress(MalformedObjectError):
-            check_form(RESOURCES[model.kind_name], raw)
-
-    parse()
 
 
 @_thoroughly

@@ -49,20 +49,11 @@ _RAWS = st.one_of(
     st.sampled_from([20, 400, 4000]).map(lambda digits: Raw(b"9" * digits)),
     st.sampled_from([1000, 200_000]).map(lambda size: Raw(b'"' + b"x" * size + b'"')),
 )
-_TIMES = st.sampled_from(
-    [
-        "2026-11-21T12:00:00",
-        "2026-11-21T12:00:00Z",
-        "2026-11-21T12:00:00.123456789Z",
-        "0001-01-01T00:00:00Z",
-        "9999-12-31T23:59:59Z",
-        "9999-12-31T23:59:59-14:00",
-        "2026-02-30T12:00:00Z",
-        "99999-01-01T00:00:00Z",
-        "2026-11-21",
-        "12:00",
-    ]
+_TIME_TEXTS = (
+    "2026-11-21T12:00:00 2026-11-21T12:00:00Z 2026-11-21T12:00:00.123456789Z 0001-01-01T00:00:00Z 9999-12-31T23:59:59Z "
+    "9999-12-31T23:59:59-14:00 2026-02-30T12:00:00Z 99999-01-01T00:00:00Z 2026-11-21 12:00"
 )
+_TIMES = st.sampled_from(_TIME_TEXTS.split())
 _DURATIONS = st.sampled_from(["100000000000h", "-1h", "1h" * 500, "9" * 400 + "s", "0", "1", "1d", "\u0661h"])
 _QUANTITIES = st.sampled_from(["1e999", "1e9999999999", "-1Gi", "9" * 200, "12E", "NaN", "1e-99", "\u0661Gi"])
 _NAMES = st.sampled_from(["", "..", "a/b", "a b", "a\n", "../../secrets", "x" * 300, "\u2028", "a\x00b", "a,b!=c", "é"])
@@ -70,25 +61,15 @@ _NUMBERS = st.one_of(
     st.integers(-3, 300), st.sampled_from([2**31, 2**63, -(2**63) - 1, 10**30, 10**400, 0.5, 1.0, 1e300, -0.0])
 )
 
-TEXTS_BY_FIELD = {
-    "operationTimeout": _DURATIONS,
-    "maintenanceFrequency": _DURATIONS,
-    "storage": _QUANTITIES,
-    "memory": _QUANTITIES,
-} | dict.fromkeys(
-    [
-        "acceptedTimestamp",
-        "completionTimestamp",
-        "creationTimestamp",
-        "deletionTimestamp",
-        "eventTime",
-        "lastObservedTime",
-        "lastTimestamp",
-        "lastTransitionTime",
-        "startTimestamp",
-    ],
-    _TIMES,
+_TIME_FIELDS = (
+    "acceptedTimestamp completionTimestamp creationTimestamp deletionTimestamp eventTime lastObservedTime "
+    "lastTimestamp lastTransitionTime startTimestamp"
 )
+TEXTS_BY_FIELD = {
+    **dict.fromkeys(("operationTimeout", "maintenanceFrequency"), _DURATIONS),
+    **dict.fromkeys(("storage", "memory"), _QUANTITIES),
+    **dict.fromkeys(_TIME_FIELDS.split(), _TIMES),
+}
 """Texts of the right form for a field, with values that are too large or incomplete."""
 
 hostile_texts = st.one_of(_TIMES, _DURATIONS, _QUANTITIES, _NAMES, st.text(max_size=8))
@@ -105,30 +86,29 @@ hostile: SearchStrategy[Any] = st.one_of(
 )
 """Values of any type and size."""
 
+_ANSWER_LINES = """
+<html><body>502 Bad Gateway</body></html>
+null
+[]
+{}
+"text"
+17
+{"metadata":{}}
+{"metadata":{},"items":null}
+{"metadata":{},"items":{}}
+{"metadata":{},"items":[null,1,"x",[],{}]}
+{"metadata":{"resourceVersion":7,"continue":[]},"items":[]}
+{"type":"ADDED"}
+{"type":"MODIFIED","object":{"metadata":7}}
+{"type":"ERROR","object":{"code":"?"}}
+{"type":"ERROR","object":{"code":1e999,"details":[]}}
+{"kind":"Status","metadata":{},"status":"Success"}"""
+
 hostile_answers = st.one_of(
     st.sampled_from(
         [
-            b"",
-            b"<html><body>502 Bad Gateway</body></html>",
-            b"null",
-            b"[]",
-            b"{}",
-            b'"text"',
-            b"17",
-            b'{"metadata":{}}',
-            b'{"metadata":{},"items":null}',
-            b'{"metadata":{},"items":{}}',
-            b'{"metadata":{},"items":[null,1,"x",[],{}]}',
-            b'{"metadata":{"resourceVersion":7,"continue":[]},"items":[]}',
-            b'{"type":"ADDED"}',
-            b'{"type":"MODIFIED","object":{"metadata":7}}',
-            b'{"type":"ERROR","object":{"code":"?"}}',
-            b'{"type":"ERROR","object":{"code":1e999,"details":[]}}',
-            b'{"kind":"Status","metadata":{},"status":"Success"}',
-            b"\xff\xfe\x00",
-            b"[" * 100_000,
-            b'{"a":' * 50_000,
-            b" " * 1_000_000,
+            *_ANSWER_LINES.encode().split(b"\n"),
+            *(b"\xff\xfe\x00", b"[" * 100_000, b'{"a":' * 50_000, b" " * 1_000_000),
         ]
     ),
     st.binary(max_size=30),

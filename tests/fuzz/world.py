@@ -22,6 +22,7 @@ from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
     CONFIG_MAPS,
     DATA_UPLOADS,
+    EVENTS,
     JOBS,
     PERSISTENT_VOLUMES,
     PRIORITY_CLASSES,
@@ -41,7 +42,7 @@ from nodeagent.app import Agent, build_agent
 from nodeagent.config.parse import parse_config
 from nodeagent.runtime.settings import MaintenanceSwitch, Settings
 from nodeagent.startup import AgentSpec
-from tests.fuzz.distorter import Distorter, ObjectKey
+from tests.fuzz.distorter import Distorter, ObjectKey, key_of
 from tests.nodeagent.support.dispatching import agent_pod, cluster_node
 from tests.nodeagent.support.harness import accepted, volumes_of
 from tests.nodeagent.support.simulation import BACKUP_DONE, RESTORE_DONE
@@ -57,7 +58,7 @@ from tests.nodeagent.support.transfers import (
 )
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 
 if TYPE_CHECKING:
     from tests.fuzz.cases import Round
@@ -103,15 +104,13 @@ def _ended(message: str, exit_code: int = 0) -> JsonDict:
 def _event(name: str, about: JsonDict, **fields: str) -> JsonDict:
     meta = about["metadata"]
     ref = {"kind": about["kind"], "namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"]}
-    place = {"name": name, "namespace": meta["namespace"]}
-    return {"apiVersion": "v1", "kind": "Event", "metadata": place, "involvedObject": ref} | fields
+    return build_object(EVENTS, name, meta["namespace"], involvedObject=ref, **fields)
 
 
 def _transfers() -> list[JsonDict]:
     kept = {
         OUTCOME_ANNOTATION: json.dumps({"phase": "Completed", "result": json.loads(RESTORE_DONE), "pvName": "pv-1"})
     }
-    away = accepted(data_upload("away"), node="node-b")
     done = accepted(data_upload("done", annotations={COPIES_ANNOTATION: "ConfigMap/copy"}))
     done["status"] = {"phase": "Completed"}
     return [
@@ -123,19 +122,18 @@ def _transfers() -> list[JsonDict]:
         _running(data_upload("moving")),
         _running(data_upload("ended")),
         _running(data_download("bound", annotations=kept)),
-        away,
+        accepted(data_upload("away"), node="node-b"),
         done,
     ]
 
 
 def _pods(transfers: dict[str, JsonDict]) -> list[JsonDict]:
     waiting = mover_pod(transfers["exposing"], **_PENDING)
-    moving = mover_pod(transfers["moving"], phase="Running")
     return [
         agent_pod(NODE, name=socket.gethostname().lower()),
         agent_pod("node-b", ready=False),
         waiting,
-        moving,
+        mover_pod(transfers["moving"], phase="Running"),
         mover_pod(transfers["ended"], **_ended(BACKUP_DONE)),
         agent_pod("node-c", name="leaked", labels={OWNER_UID_LABEL: "no-owner"}),
         _event("waiting.1", waiting, **_WARNING),
@@ -144,12 +142,8 @@ def _pods(transfers: dict[str, JsonDict]) -> list[JsonDict]:
     ]
 
 
-def _object(
-    resource: Resource, name: str, namespace: str = NAMESPACE, *, labels: dict[str, str] | None = None, **fields: Any
-) -> JsonDict:
-    meta: JsonDict = {"name": name} | ({"namespace": namespace} if resource.namespaced else {})
-    meta |= {"labels": labels} if labels else {}
-    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta} | fields
+def _object(resource: Resource, name: str, namespace: str = NAMESPACE, /, **fields: Any) -> JsonDict:
+    return build_object(resource, name, namespace if resource.namespaced else "", **fields)
 
 
 def _surroundings() -> list[JsonDict]:
@@ -157,7 +151,8 @@ def _surroundings() -> list[JsonDict]:
     repository: JsonDict = json.loads(_RECORDED.read_text())[0]["object"]
     volume = {"claimRef": {"namespace": NAMESPACE, "name": "bound", "uid": "uid-of-claim"}, "csi": {"driver": "d"}}
     content = {"deletionPolicy": "Delete", "driver": "d", "source": {"snapshotHandle": "h"}}
-    copied = {OWNER_UID_LABEL: "no-owner", COPY_LABEL: "no-owner"}
+    owned = {OWNER_UID_LABEL: "no-owner"}
+    labels = {REPO_NAME_LABEL: repository["metadata"]["name"]}
     reference = {"volumeSnapshotRef": {"namespace": NAMESPACE, "name": "x"}}
     done = {"succeeded": 1, "completionTime": "2026-11-21T11:00:00Z", "conditions": []}
     return [
@@ -166,34 +161,27 @@ def _surroundings() -> list[JsonDict]:
         _object(SECRETS, "token", "app", data={"k": "eA=="}),
         _object(SECRETS, "token", "app3", type="a"),
         _object(CONFIG_MAPS, "kms", "app", data={"k": "v"}),
-        _object(CONFIG_MAPS, "copy", labels=copied),
+        _object(CONFIG_MAPS, "copy", metadata={"labels": owned | {COPY_LABEL: "no-owner"}}),
         _object(BACKUP_STORAGE_LOCATIONS, "default", spec=location),
         repository,
-        _object(JOBS, "maintain", labels={REPO_NAME_LABEL: repository["metadata"]["name"]}, status=done),
+        _object(JOBS, "maintain", metadata={"labels": labels}, status=done),
         _object(PRIORITY_CLASSES, "low", value=1),
         _object(PERSISTENT_VOLUMES, "pv-1", spec=volume),
-        _object(VOLUME_SNAPSHOT_CONTENTS, "leaked", labels={OWNER_UID_LABEL: "no-owner"}, spec=content | reference),
+        _object(VOLUME_SNAPSHOT_CONTENTS, "leaked", metadata={"labels": owned}, spec=content | reference),
         cluster_node(NODE),
         cluster_node("node-b", ready=False),
     ]
 
 
-def initial_objects() -> list[JsonDict]:
-    """Return the objects of a new world."""
+def _initial_objects() -> list[JsonDict]:
     transfers = _transfers()
     named = {transfer["metadata"]["name"]: transfer for transfer in transfers}
-    workloads = [workload_pod(named[name]) for name in ("backup",)]
     volumes = [obj for transfer in transfers if transfer["kind"].startswith("Data") for obj in volumes_of(transfer)]
-    unique = {_key(obj): obj for obj in [*_surroundings(), *volumes, *workloads, *_pods(named), *transfers]}
-    return list(unique.values())
+    return [*_surroundings(), *volumes, workload_pod(named["backup"]), *_pods(named), *transfers]
 
 
-def _key(obj: JsonDict) -> ObjectKey:
-    meta = obj["metadata"]
-    return (obj["kind"], meta.get("namespace", ""), meta["name"])
-
-
-_INITIAL = {_key(obj): obj for obj in initial_objects()}
+INITIAL = {key_of(obj): obj for obj in _initial_objects()}
+"""The objects of a new world."""
 
 
 @dataclass
@@ -242,13 +230,13 @@ class World:
 
     def restore(self) -> None:
         """Store the initial objects again."""
-        for obj in _INITIAL.values():
+        for obj in INITIAL.values():
             self.kube.put(obj)
 
     def touch(self, key: ObjectKey) -> None:
         """Change an object, so that every watch delivers it."""
         self.touches += 1
-        obj = _INITIAL[key]
+        obj = INITIAL[key]
         labels = obj["metadata"].get("labels", {}) | {"fuzz": str(self.touches)}
         self.kube.put(obj | {"metadata": obj["metadata"] | {"labels": labels}})
 
@@ -288,7 +276,6 @@ class World:
         clock = LoopClock()
         client = KubeClient(self.distorter, Retry(clock, attempts=1))
         reader, deadline = ClusterReader(client, clock, NAMESPACE), Deadline.after(clock, timedelta(seconds=1))
-
         with suppress(AgentError):
             await reader.location_secrets(await reader.location("default"))
         with suppress(AgentError):
@@ -308,7 +295,7 @@ class World:
 async def open_world() -> AsyncIterator[World]:
     """Run an agent that leads."""
     kube = FakeKube()
-    for obj in _INITIAL.values():
+    for obj in INITIAL.values():
         kube.put(obj)
     clock, distorter = LoopClock(), Distorter(kube)
     settings = Settings(NODE, namespace=NAMESPACE, config_map_name=CONFIG_MAP, maintenance=MaintenanceSwitch.ON)
