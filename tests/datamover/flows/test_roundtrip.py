@@ -2,6 +2,7 @@ import asyncio
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -325,3 +326,24 @@ async def test_files_that_are_deleted_or_grow_while_others_are_read_fail_no_back
     kept = (tmp_path / "out" / "a").read_bytes()
     assert kept in (before, before + b"more")
     assert backup.total_bytes == len(kept)
+
+
+async def test_sockets_pipes_and_devices_are_left_out_and_only_sockets_are_not_named(
+    local_mover: LocalMover, tmp_path: Path
+) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    (volume / "file").write_text("kept")
+    os.mkfifo(volume / "pipe")
+    (volume / "link.kopia-entry").symlink_to("file")
+    names = {"pipe", "link.kopia-entry"}
+    if os.geteuid() == 0:
+        os.mknod(volume / "null", 0o20666, os.makedev(1, 3))
+        names.add("null")
+    with socket.socket(socket.AF_UNIX) as here:
+        here.bind(str(volume / "socket"))
+    backup, out = await copy_volume(local_mover, volume)
+    assert [path.name for path in out.iterdir()] == ["file"]
+    note, _, examples = str(backup.note).partition(", for example ")
+    assert note.startswith(f"left out {len(names)} pipes, devices, and links")
+    assert set(examples.split(", ")) == names
