@@ -26,9 +26,6 @@ from tests.support.fakekube import FakeKube
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
-_FULL_ONLY = "snapshot-gc"
-"""The task that finds what only deleted snapshots held. Source: kopia 0.23.1, snapshot/snapshotmaintenance."""
-
 _PAGE = Path(__file__).parents[3] / "docs" / "repositories.md"
 _BUCKET: Final = "documented"
 
@@ -43,40 +40,20 @@ def _environment(folder: Path, *programs: Path, **more: str) -> dict[str, str]:
     return {"PATH": path, "HOME": str(folder), "KOPIA_CHECK_FOR_UPDATES": "false"} | more
 
 
-def _run(command: str, kopia: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = _environment(folder, kopia.parent, KOPIA_PASSWORD=PASSWORD)
-    words = shlex.split(command.replace("STORAGE", f"filesystem --path={folder / 'r'}"))
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture
-async def ours(tmp_path: Path) -> Path:
-    """A folder with a repository `r`, as the init pod creates it."""
-    with opened(FileStorage(tmp_path / "r"), PASSWORD) as repository:
+async def test_these_lines_run_full_maintenance(tmp_path: Path, kopia_program: Path) -> None:
+    with opened(FileStorage(tmp_path / "r")) as repository:
         await repository.ensure()
-    return tmp_path
-
-
-async def test_these_lines_run_full_maintenance(ours: Path, kopia_program: Path) -> None:
-    connect, maintain = _commands(6)
-    for command in (connect, maintain):
-        done = _run(command, kopia_program, ours)
+    environment = _environment(tmp_path, kopia_program.parent, KOPIA_PASSWORD=PASSWORD)
+    for command in (*_commands(6), "kopia maintenance info --json"):
+        words = shlex.split(command.replace("STORAGE", f"filesystem --path={tmp_path / 'r'}"))
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-    info = json.loads(_run("kopia maintenance info --json", kopia_program, ours).stdout)
+    info = json.loads(done.stdout)
     assert info["owner"] == "default@default"
     runs = info["schedule"]["runs"]
-    assert _FULL_ONLY in runs
+    # The task that finds what only deleted snapshots held. Source: kopia 0.23.1, snapshot/snapshotmaintenance.
+    assert "snapshot-gc" in runs
     assert all(run["success"] for task in runs.values() for run in task)
-
-
-async def test_each_word_of_them_is_needed(ours: Path, kopia_program: Path) -> None:
-    connect, maintain = _commands(6)
-    assert _run(connect.partition(" --override")[0], kopia_program, ours).returncode == 0
-    assert _run(maintain, kopia_program, ours).returncode != 0, "another identity does not own the maintenance"
-    assert _run(connect, kopia_program, ours).returncode == 0
-    assert _run(maintain.removesuffix(" --full"), kopia_program, ours).returncode == 0
-    info = json.loads(_run("kopia maintenance info --json", kopia_program, ours).stdout)
-    assert _FULL_ONLY not in info["schedule"].get("runs", {})
 
 
 _NEW = "another secret password"
@@ -105,14 +82,12 @@ async def test_after_the_commands_of_the_page_only_the_new_password_opens_the_re
         line = command.replace("STORAGE", storage).replace("NAMESPACE", "app")
         done = subprocess.run(["sh", "-c", line], env=environment, cwd=tmp_path, capture_output=True, check=False)
         assert done.returncode == 0, (command, done.stderr.decode())
-
     pod.put_transfer("DataDownload", snapshotID=snapshot)
     assert await pod.run("data-download", tmp_path / "refused") == RepositoryError.exit_code
     assert "the repository password does not match" in pod.message
     pod.put_secret(REPO_CREDENTIALS_SECRET, REPO_CREDENTIALS_KEY, _NEW)
     assert await pod.run("data-download", tmp_path / "target") == 0, pod.message
     assert describe_tree(tmp_path / "target") == describe_tree(tree)
-
     assert (tmp_path / "app-kopia.repository").read_bytes() == before
     assert not (tmp_path / "app-kopia.blobcfg").exists()
     (folder / "kopia.repository").write_bytes(before)
