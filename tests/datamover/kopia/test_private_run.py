@@ -88,17 +88,9 @@ async def test_a_credentials_file_of_google_is_in_the_configuration(tmp_path: Pa
     assert not bounds[0].files
 
 
-async def test_a_program_that_reads_no_secret_leaves_no_thread(tmp_path: Path, bounds: list[Bounds]) -> None:
-    for read in ([], ["repository.config.kopia-password"]):
-        async with _open("true", _environment(tmp_path, _S3, {}), VolumeAccess(), _MEANS) as run:
-            for name in read:
-                (run.home / name).read_bytes()
-        assert not run.home.exists()
-
-
 @pytest.mark.parametrize("writable", [False, True], ids=["backup", "restore"])
 @pytest.mark.parametrize("read_only", [False, True], ids=["to write", "to read"])
-async def test_the_bounds_are_volume_cache_and_own_directory(
+async def test_the_bounds_are_what_is_needed(
     tmp_path: Path, bounds: list[Bounds], read_only: bool, writable: bool
 ) -> None:
     """Only a run that writes to no repository may leave out flushes."""
@@ -114,7 +106,7 @@ async def test_the_bounds_are_volume_cache_and_own_directory(
 def _azure(folder: Path, **own: str) -> JsonDict:
     """Return a storage whose identity is the token in a file."""
     file = folder / "tokens" / "token"
-    file.parent.mkdir()
+    file.parent.mkdir(exist_ok=True)
     file.write_text("token of the service account")
     config = {"storageAccount": "a", "container": "b", "TenantID": "t", "ClientID": "c", **own}
     config["azureFederatedTokenFile"] = str(file)
@@ -124,7 +116,6 @@ def _azure(folder: Path, **own: str) -> JsonDict:
 @pytest.mark.parametrize(
     ("in_use", "means", "kept"),
     [(False, _MEANS, True), (True, _MEANS, False), (False, Means(missing="x", chroot=True), False)],
-    ids=["of a snapshot", "in use", "in the jail of a mover pod"],
 )
 async def test_a_token_file_of_azure_can_be_read_unless_a_pod_uses_the_volume(
     tmp_path: Path, bounds: list[Bounds], monkeypatch: pytest.MonkeyPatch, in_use: bool, means: Means, kept: bool
@@ -142,9 +133,7 @@ async def test_a_token_file_of_azure_can_be_read_unless_a_pod_uses_the_volume(
         config = json.loads((run.home / "repository.config").read_bytes())["storage"]["config"]
     assert bounds[0].read == (tmp_path / "v", *((tmp_path / "tokens",) if kept else ()))
     assert (config.get("sasToken"), bool(config["azureFederatedTokenFile"])) == (None if kept else "sig=s", kept)
-
-
-async def test_a_token_file_beside_a_key_is_no_obstacle(tmp_path: Path, bounds: list[Bounds]) -> None:
+    # Beside a key it is no obstacle.
     environment = _environment(tmp_path, _azure(tmp_path, storageKey="k"), {})
     async with _open("true", environment, VolumeAccess(tmp_path, in_use=True), _MEANS):
         assert bounds[-1].read == (tmp_path,)
@@ -174,9 +163,7 @@ async def test_what_replaces_token_files_can_be_read_once(tmp_path: Path, bounds
         ("true", KopiaError, "it is not connected to a repository"),
     ],
 )
-async def test_a_missing_program_or_configuration_is_an_error(
-    tmp_path: Path, program: str, error: type[AgentError], message: str
-) -> None:
+async def test_what_is_missing_is_an_error(tmp_path: Path, program: str, error: type[AgentError], message: str) -> None:
     environment = _environment(tmp_path, _S3, {})
     (tmp_path / "repository.config").write_text("{}")
     with pytest.raises(error, match=message):
@@ -189,24 +176,17 @@ async def test_a_pod_with_the_capability_to_chroot_alone_is_confined_to_its_scra
     s3: S3Server, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_means("chroot", monkeypatch)
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
+    (scratch := tmp_path / "scratch").mkdir()
     volume = tree.rename(scratch / "volume")
     monkeypatch.setenv("VELERO_SCRATCH_DIR", str(scratch))
     pod = MoverPod(FakeKube(), tmp_path)
-    cloud = {"name": "cloud", "key": "key"}
-    pod.put_location({"s3Url": s3.url, "region": "us-east-1"}, bucket=s3.make_bucket("jail"), credential=cloud)
-    pod.put_secret("cloud", "key", s3.credentials_file)
-    pod.put_repository()
-    assert await pod.init() == 0
-    pod.put_repository(phase="Ready")
+    pod.put_bucket(s3, s3.make_bucket("jail"))
+    await pod.create_repository()
     before = describe_tree(volume)
-    pod.put_transfer("DataUpload")
-    assert await pod.run("data-upload", volume) == 0, pod.message
+    await pod.transfer("DataUpload", volume)
     volume.rename(tmp_path / "original")
     volume.mkdir()
-    pod.put_transfer("DataDownload", snapshotID=pod.result["snapshotID"])
-    assert await pod.run("data-download", volume) == 0, pod.message
+    await pod.transfer("DataDownload", volume, snapshotID=pod.result["snapshotID"])
     assert describe_tree(volume) == before
     assert {path.name for path in scratch.iterdir()} <= {"volume", "kopia-cache"}
 
@@ -220,25 +200,19 @@ async def test_a_pod_with_the_capability_to_chroot_alone_is_confined_to_its_scra
         ("chroot", "cannot confine kopia: {folder}/backups/kopia/app is not in {folder}/scratch, which would be"),
     ],
 )
-async def test_a_pod_that_cannot_be_confined_fails_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
-) -> None:
+async def test_an_unconfined_pod_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
     use_means(name, monkeypatch)
     volume = tmp_path / "scratch" / "volume"
     volume.mkdir(parents=True)
     (tmp_path / "backups").mkdir()
     pod = MoverPod(FakeKube(), tmp_path)
-    pod.put_repository()
-    assert await pod.init() == 0
-    pod.put_repository(phase="Ready")
+    await pod.create_repository()
     pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", volume) == DataPathError.exit_code
     assert text.format(folder=tmp_path) in pod.message
 
 
-async def test_a_volume_that_hangs_while_it_is_confined_to_does_not_block_the_mover(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_volume_that_hangs_does_not_block_the_mover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
 
     @contextmanager
@@ -247,12 +221,10 @@ async def test_a_volume_that_hangs_while_it_is_confined_to_does_not_block_the_mo
         yield
 
     monkeypatch.setattr("datamover.kopia.private_run.confine", confine)
+    environment = _environment(tmp_path, _S3, {})
     try:
         with pytest.raises(TimeoutError):
-            async with (
-                asyncio.timeout(0.1),
-                _open("true", _environment(tmp_path, _S3, {}), VolumeAccess(tmp_path), _MEANS),
-            ):
+            async with asyncio.timeout(0.1), _open("true", environment, VolumeAccess(tmp_path), _MEANS):
                 raise AssertionError
     finally:
         released.set()

@@ -32,9 +32,7 @@ def _error(exit_code: int, *lines: str, cause: str = "") -> KopiaError:
         (_error(0, _REFUSED, cause="read 1 of the device's 2 bytes"), KopiaError, "read 1 of the device's 2 bytes"),
     ],
 )
-def test_the_class_of_an_error_says_whether_kopia_crashed(
-    error: KopiaError, kind: type[KopiaError], shown: str
-) -> None:
+def test_the_class_of_an_error_says_if_kopia_crashed(error: KopiaError, kind: type[KopiaError], shown: str) -> None:
     assert type(error) is kind
     assert str(error).splitlines()[0] == f"back up /volume: {shown}"
 
@@ -69,14 +67,10 @@ def _kopia(folder: Path, script: str) -> Kopia:
 @pytest.mark.processes
 async def test_the_cause_of_a_panic_is_kept_and_its_stacks_are_not(tmp_path: Path) -> None:
     stacks = f"for n in $(seq 100); do echo '{_GOROUTINE}'; echo main.go:$n; done"
-    kopia = _kopia(tmp_path, f"( echo before; echo panic: no; {stacks} ) >&2\nexit 2\n")
-    answer = await kopia.call("list", "snapshot")
+    answer = await _kopia(tmp_path, f"( echo before; echo panic: no; {stacks} ) >&2\nexit 2\n").call("list", "snapshot")
     assert answer.crashed
     assert answer.lines == ["before", "panic: no", _GOROUTINE]
-
-
-@pytest.mark.processes
-async def test_a_call_that_has_to_hurry_is_killed_a_time_after_its_line(tmp_path: Path) -> None:
+    # A call that has to hurry is killed a time after its line.
     kopia = _kopia(tmp_path, "echo early >&2\necho now writing >&2\nexec sleep 60\n")
     with pytest.raises(KopiaTimeoutError) as late:
         await kopia.call("create", "repository", hurry=("now", 0.1))
@@ -134,11 +128,9 @@ def test_an_error_of_the_repository_or_of_the_whole_target_ends_the_restore(erro
 
 def test_what_is_no_error_of_an_entry_is_no_refusal() -> None:
     assert not is_refusal(_answer("ERROR unable to get filesystem entry: open /x: invalid argument"))
-    assert not is_refusal(_answer(f"ERROR error restoring: restore error: {_REFUSALS['name']}", -9))
-    assert not is_refusal(_answer(f"ERROR error restoring: restore error: {_REFUSALS['name']}", 0))
-
-
-def test_a_storage_that_does_not_answer_lets_another_attempt_follow() -> None:
+    for exit_code in (-9, 0):
+        assert not is_refusal(_answer(f"ERROR error restoring: restore error: {_REFUSALS['name']}", exit_code))
+    # A storage that does not answer lets another attempt follow.
     ignored = IgnoredErrors()
     ignored.take(f'ignored error {_FILE}cannot write data to file "/t/f": dial tcp: connection refused on f')
     with pytest.raises(StorageOutageError):

@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -35,10 +35,9 @@ from datamover.storage.providers import FileStorage
 from tests.datamover.support.data_paths import backup_data_path
 from tests.datamover.support.mounts import mounted
 from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PORTABLE, PlainKopia
-from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.pods import CLOUD, MoverPod
 from tests.datamover.support.repositories import configurations, opened, s3_storage
 from tests.datamover.support.s3server import S3Server
-from tests.support.fakekube import FakeKube
 from tests.support.sockets import free_port
 from tests.support.tools import tool
 
@@ -48,7 +47,7 @@ _NAME = "repository under test"
 _RECORDED = Path(__file__).parents[2] / "recordings/velero-1.18.2/kopia-repository-status.json"
 
 
-async def test_a_new_repository_has_veleros_format_and_is_found_again(tmp_path: Path) -> None:
+async def test_a_new_repository_has_veleros_format_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = FileStorage(tmp_path / "r")
     with opened(storage) as repository:
         created = await repository.ensure()
@@ -59,36 +58,21 @@ async def test_a_new_repository_has_veleros_format_and_is_found_again(tmp_path: 
     for part in ("contentFormat", "objectFormat", "blobRetention"):
         assert written[part] == recorded[part]
     assert written["clientOptions"]["username"] == written["clientOptions"]["hostname"] == "default"
-
-
-async def test_an_answer_of_kopia_without_an_id_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened(FileStorage(tmp_path / "r")) as repository:
-        monkeypatch.setattr(repository, "call", AsyncMock(return_value=KopiaAnswer("status", 0, b"{}", [])))
+    with opened(storage) as again:
+        monkeypatch.setattr(again, "call", AsyncMock(return_value=KopiaAnswer("status", 0, b"{}", [])))
         with pytest.raises(KopiaError, match="no uniqueIDHex in kopia's output"):
-            await repository.status()
+            await again.status()
 
 
-async def test_connecting_creates_nothing(tmp_path: Path) -> None:
+async def test_connecting_creates_nothing_and_other_contents_are_not_changed(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
-    with opened(FileStorage(tmp_path / "r")) as ours, pytest.raises(NotInitializedError, match=f"{_NAME}: no reposit"):
-        await ours.connect()
-    assert not list((tmp_path / "r").iterdir())
-
-
-async def test_a_storage_with_other_contents_is_not_changed(tmp_path: Path) -> None:
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "kopia.maintenance.f").write_text("x")
-    with opened(FileStorage(tmp_path / "r")) as ours, pytest.raises(RepositoryError, match="the storage is not empty"):
-        await ours.ensure()
-
-
-async def test_a_wrong_password_is_reported_by_a_read_as_by_connecting(repository: Path) -> None:
-    with opened(FileStorage(repository), "another password") as ours:
-        read = partial(list_snapshots, ours.kopia)
-        attempts: list[Callable[[], Awaitable[object]]] = [ours.connect, partial(ours.open, read, read_only=True)]
-        for attempt in attempts:
-            with pytest.raises(RepositoryError, match=f"^{_NAME}: the repository password does not match"):
-                await attempt()
+    with opened(FileStorage(tmp_path / "r")) as ours:
+        with pytest.raises(NotInitializedError, match=f"{_NAME}: no reposit"):
+            await ours.connect()
+        assert not list((tmp_path / "r").iterdir())
+        (tmp_path / "r" / "kopia.maintenance.f").write_text("x")
+        with pytest.raises(RepositoryError, match="the storage is not empty"):
+            await ours.ensure()
 
 
 @pytest.mark.parametrize(
@@ -98,13 +82,10 @@ async def test_a_wrong_password_is_reported_by_a_read_as_by_connecting(repositor
         ({"access_key": "wrong-access-key"}, "the access key does not exist"),
         ({"bucket": "no-such-bucket"}, "the bucket does not exist"),
     ],
-    ids=["secret key", "access key", "bucket"],
 )
 async def test_the_cause_of_an_unusable_bucket_is_reported(s3: S3Server, wrong: dict[str, str], cause: str) -> None:
-    with (
-        opened(s3_storage(s3, s3.make_bucket("causes"), **wrong)) as repository,
-        pytest.raises(RepositoryError, match=f"^{_NAME}: {cause}: [^\n]+$") as rejected,
-    ):
+    storage, error = s3_storage(s3, s3.make_bucket("causes"), **wrong), f"^{_NAME}: {cause}: [^\n]+$"
+    with opened(storage) as repository, pytest.raises(RepositoryError, match=error) as rejected:
         await repository.ensure()
     assert "wrong-secret-key" not in str(rejected.value)
 
@@ -145,37 +126,26 @@ def silent_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def _waits(seconds: float) -> Waits:
-    return Waits(limits=StallLimits(timedelta(seconds=seconds)))
-
-
 async def test_an_endpoint_that_never_answers_times_out(s3: S3Server, silent_endpoint: str) -> None:
-    with (
-        opened(s3_storage(s3, "any", url=silent_endpoint), waits=_waits(1)) as repository,
-        pytest.raises(RepositoryError, match=r"^open repository under test: no progress for \ds: repository und"),
-    ):
+    waits = Waits(limits=StallLimits(timedelta(seconds=1)))
+    storage, error = s3_storage(s3, "any", url=silent_endpoint), rf"^open {_NAME}: no progress for \ds: {_NAME}"
+    with opened(storage, waits=waits) as repository, pytest.raises(RepositoryError, match=error):
         await repository.connect()
 
 
-async def test_a_probe_reports_whether_the_storage_answers(
-    s3: S3Server, silent_endpoint: str, repository: Path, tmp_path: Path
-) -> None:
-    bucket = s3.make_bucket("asked")
-    directory, silent = "the directory does not exist or cannot be read", f"{_NAME} does not answer: "
+async def test_a_probe_reports_an_answer(s3: S3Server, silent_endpoint: str, repository: Path, tmp_path: Path) -> None:
+    bucket, closed = s3.make_bucket("asked"), f"http://127.0.0.1:{free_port()}"
+    answers, silent = f"the storage of {_NAME} answers", f"{_NAME} does not answer: "
+    directory, gone = "the directory does not exist or cannot be read", FileStorage(tmp_path / "gone" / "repository")
     for storage, seconds, error, message in (
-        (FileStorage(repository), 10, DataPathError, f"the storage of {_NAME} answers"),
-        (s3_storage(s3, bucket), 10, DataPathError, f"the storage of {_NAME} answers"),
+        (FileStorage(repository), 10, DataPathError, answers),
+        (s3_storage(s3, bucket), 10, DataPathError, answers),
         (s3_storage(s3, "no-such-bucket"), 10, RepositoryError, f"{silent}the bucket does not exist: "),
-        (
-            s3_storage(s3, bucket, url=f"http://127.0.0.1:{free_port()}"),
-            10,
-            StorageOutageError,
-            f"{silent}the endpoint cannot be reached: ",
-        ),
+        (s3_storage(s3, bucket, url=closed), 10, StorageOutageError, f"{silent}the endpoint cannot be reached: "),
         (s3_storage(s3, bucket, url=silent_endpoint), 1, StorageOutageError, f"{silent}timed out after 1 s"),
-        (FileStorage(tmp_path / "gone" / "repository"), 10, RepositoryError, f"{silent}{directory}: "),
+        (gone, 10, RepositoryError, f"{silent}{directory}: "),
     ):
-        with opened(storage, waits=_waits(seconds)) as probed:
+        with opened(storage, waits=Waits(limits=StallLimits(timedelta(seconds=seconds)))) as probed:
             found = await probed.probe()
         assert (found.error, found.message[: len(message)]) == (error, message)
 
@@ -188,26 +158,22 @@ async def test_a_probe_reports_whether_the_storage_answers(
         ({"cacheLimitMB": "much"}, (3200, 4000, 800, 1000)),
     ],
 )
-def test_the_cache_is_divided_and_swept_as_veleros(
-    config: dict[str, str], soft_and_hard_mib: tuple[int, int, int, int]
-) -> None:
+def test_the_cache_is_veleros(config: dict[str, str], soft_and_hard_mib: tuple[int, int, int, int]) -> None:
     limit = parse_cache_limit(config)
     flags = ("content-cache-size", "content-cache-size-limit", "metadata-cache-size", "metadata-cache-size-limit")
     keys = ("maxCacheSize", "contentCacheSizeLimitBytes", "maxMetadataCacheSize", "metadataCacheSizeLimitBytes")
     assert limit.arguments == [f"--{flag}-mb={mib}" for flag, mib in zip(flags, soft_and_hard_mib, strict=True)]
     assert [limit.config[key] for key in keys] == [mib << 20 for mib in soft_and_hard_mib]
-
-
-@pytest.mark.parametrize(("room", "total"), [(100, 100), (20_000, 10_000), (10_000, 10_000), (None, 10_000)])
-def test_a_cache_keeps_to_the_smaller_limit_of_repository_and_volume(room: int | None, total: int) -> None:
-    assert parse_cache_limit({"cacheLimitMB": "10000"}).at_most(room) == CacheLimit(total)
+    # It keeps to the smaller limit of repository and volume.
+    for room, total in ((100, 100), (20_000, 10_000), (10_000, 10_000), (None, 10_000)):
+        assert parse_cache_limit({"cacheLimitMB": "10000"}).at_most(room) == CacheLimit(total)
 
 
 async def test_kopia_uses_the_configured_cache(repository: Path, tmp_path: Path) -> None:
+    storage = FileStorage(repository)
     with open_work_dir(os.environ, cache_volume=str(tmp_path / "volume")) as folder:
-        access = FileStorage(repository).access(folder)
         environment = kopia_environment(os.environ, folder, {"KOPIA_PASSWORD": PASSWORD})
-        address = RepositoryAddress("repository under test", FileStorage(repository), access)
+        address = RepositoryAddress(_NAME, storage, storage.access(folder))
         await Repository(Kopia(environment, Redactor()), address, folder, cache=CacheLimit(100)).connect()
         caching = json.loads(folder.config_file.read_text())["caching"]
     assert caching.items() >= CacheLimit(100).config.items()
@@ -215,19 +181,10 @@ async def test_kopia_uses_the_configured_cache(repository: Path, tmp_path: Path)
 
 
 _FLAGS = {"DataUpload": ("data-upload", {}), "DataDownload": ("data-download", {"snapshotID": "0" * 32})}
-_CLOUD = {"name": "cloud", "key": "key"}
-
-
-@pytest.fixture
-def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
-    shutil.copytree(_new_repository, tmp_path / "backups" / "kopia" / "app")
-    pod = MoverPod(FakeKube(), tmp_path)
-    pod.put_repository(phase="Ready")
-    return pod
 
 
 def _empty_folder(pod: MoverPod, _server: S3Server) -> None:
-    shutil.rmtree(pod.folder / "backups" / "kopia" / "app")
+    shutil.rmtree(pod.repository)
 
 
 def _wrong_password(pod: MoverPod, _server: S3Server) -> None:
@@ -235,15 +192,14 @@ def _wrong_password(pod: MoverPod, _server: S3Server) -> None:
 
 
 def _damaged(pod: MoverPod, _server: S3Server) -> None:
-    file = pod.folder / "backups" / "kopia" / "app" / "kopia.repository.f"
+    file = pod.repository / "kopia.repository.f"
     file.write_bytes(bytes(file.stat().st_size))
 
 
 def _wrong_key(pod: MoverPod, server: S3Server) -> None:
-    pod.put_location(
-        {"s3Url": server.url, "region": "us-east-1"}, bucket=server.make_bucket("opening"), credential=_CLOUD
-    )
-    pod.put_secret("cloud", "key", server.credentials_file.replace(server.secret_key, "not-the-secret-key"))
+    pod.put_bucket(server, server.make_bucket("opening"))
+    wrong = server.credentials_file.replace(server.secret_key, "not-the-secret-key")
+    pod.put_secret(CLOUD["name"], CLOUD["key"], wrong)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +210,6 @@ def _wrong_key(pod: MoverPod, server: S3Server) -> None:
         (_damaged, "damaged"),
         (_wrong_key, "the secret access key is not accepted"),
     ],
-    ids=["password", "no folder", "damaged", "secret key"],
 )
 async def test_the_cause_of_an_unusable_repository_is_reported(
     pod: MoverPod, s3: S3Server, tree: Path, wrong: Callable[[MoverPod, S3Server], None], message_part: str
@@ -279,7 +234,7 @@ async def _check_failure(pod: MoverPod, tree: Path, kind: str, message_part: str
 
 async def test_nothing_is_written_to_another_repository_than_the_recorded_one(pod: MoverPod, tree: Path) -> None:
     """As of a creator that was late, in a storage where the last one of them counts."""
-    folder, recorded = pod.folder / "backups" / "kopia" / "app", "0" * 64
+    folder, recorded = pod.repository, "0" * 64
     found = base64.b64decode(json.loads((folder / "kopia.repository.f").read_bytes())["uniqueID"]).hex()
     before = sorted(folder.rglob("*"))
     pod.put_repository({REPOSITORY_ID_ANNOTATION: recorded}, phase="Ready")
@@ -294,9 +249,7 @@ async def test_nothing_is_written_to_another_repository_than_the_recorded_one(po
     assert await pod.run("data-upload", tree) == 0
 
 
-async def test_a_backup_opens_its_repository_with_one_kopia_at_a_time(
-    repository: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_backup_runs_one_kopia_at_a_time(repository: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running, most = 0, 0
 
     async def count(*arguments: Any) -> ChildExit:
@@ -335,9 +288,7 @@ async def test_a_cancel_during_an_error_of_a_read_is_kept(repository: Path) -> N
 
 
 @pytest.mark.cause("cache-full")
-async def test_a_cache_volume_that_is_full_is_reported(
-    kopia: PlainKopia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_cache_is_reported(kopia: PlainKopia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = tmp_path / "portable"
     repository.mkdir()
     kopia.run("repository", "create", "filesystem", f"--path={repository}", PORTABLE, *IDENTITY)
@@ -345,8 +296,6 @@ async def test_a_cache_volume_that_is_full_is_reported(
     subprocess.run(fill, env={"HOME": str(tmp_path), "KOPIA_PASSWORD": PASSWORD}, check=True)
     with mounted(tmp_path / "small", "size=600k") as scratch:
         monkeypatch.setenv("VELERO_SCRATCH_DIR", str(scratch))
-        with (
-            opened(FileStorage(repository)) as ours,
-            pytest.raises(RepositoryError, match=r"^repository under test: the volume of kopia's cache is full: "),
-        ):
+        error = f"^{_NAME}: the volume of kopia's cache is full: "
+        with opened(FileStorage(repository)) as ours, pytest.raises(RepositoryError, match=error):
             await ours.open(partial(list_snapshots, ours), read_only=True)
