@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,18 +50,14 @@ def pod(s3: S3Server, tmp_path: Path) -> MoverPod:
     return pod
 
 
-def _by_the_pods_environment(_pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _by_the_pods_environment(_: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As EKS configures a service account with a role."""
-    monkeypatch.setenv("AWS_ROLE_ARN", RoleOfPod.arn)
-    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token_file))
-    monkeypatch.setenv("AWS_REGION", _REGION)
-
-
-def _beside_a_profile_without_keys(pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As installers create a Secret without keys."""
-    _by_the_pods_environment(pod, token_file, monkeypatch)
-    (pod.folder / "cloud").write_text("[default]\nregion=eu-west-1\n")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(pod.folder / "cloud"))
+    for name, value in {
+        "AWS_ROLE_ARN": RoleOfPod.arn,
+        "AWS_WEB_IDENTITY_TOKEN_FILE": str(token_file),
+        "AWS_REGION": _REGION,
+    }.items():
+        monkeypatch.setenv(name, value)
 
 
 def _by_the_locations_profile(pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,18 +71,11 @@ def _by_the_locations_profile(pod: MoverPod, token_file: Path, monkeypatch: pyte
     pod.put_secret("cloud", "key", text)
 
 
-@pytest.fixture(
-    params=[_by_the_pods_environment, _beside_a_profile_without_keys, _by_the_locations_profile],
-    ids=["environment", "empty profile", "profile"],
-)
-def _given(request: pytest.FixtureRequest, pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    request.param(pod, token_file, monkeypatch)
-
-
-@pytest.mark.usefixtures("_given")
+@pytest.mark.parametrize("given", [_by_the_pods_environment, _by_the_locations_profile])
 async def test_a_role_of_the_service_account_gives_access_to_a_bucket(
-    internet: Internet, role: RoleOfPod, pod: MoverPod
+    internet: Internet, role: RoleOfPod, pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch, given: Any
 ) -> None:
+    given(pod, token_file, monkeypatch)
     assert await pod.init() == 0, pod.message
     assert set(internet.connected) == {f"sts.{_REGION}.amazonaws.com"}
     assert role.granted
@@ -97,16 +87,13 @@ async def test_whole_transfers_run_with_a_role(
     pod: MoverPod, tree: Path, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _by_the_pods_environment(pod, token_file, monkeypatch)
-    assert await pod.init() == 0, pod.message
-    pod.put_repository(phase="Ready")
-    pod.put_transfer("DataUpload")
-    assert await pod.run("data-upload", tree) == 0, pod.message
-    pod.put_transfer("DataDownload", snapshotID=pod.result["snapshotID"])
-    assert await pod.run("data-download", pod.folder / "out") == 0, pod.message
+    await pod.create_repository()
+    await pod.transfer("DataUpload", tree)
+    await pod.transfer("DataDownload", pod.folder / "out", snapshotID=pod.result["snapshotID"])
     assert describe_tree(pod.folder / "out") == describe_tree(tree)
 
 
-async def test_a_role_that_cannot_be_assumed_is_named(
+async def test_a_refused_role_is_named(
     internet: Internet, pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kopia continues without keys, and the storage only denies access."""
