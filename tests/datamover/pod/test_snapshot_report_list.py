@@ -2,12 +2,14 @@
 
 import asyncio
 import hashlib
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
 from core.contract import parse_result
 from core.kube.resources import BACKUP_REPOSITORIES
@@ -39,9 +41,6 @@ _UID: Final = "6bc33b7d-f98e-42f3-b79d-e2c5b7f42847"
 class Bed(LocationBed):
     """A location whose snapshots are listed."""
 
-    def snapshot(self, namespace: str, path: str, **tags: str) -> str:
-        return self.add_snapshot(namespace, path, tags)
-
     async def list(self, *namespaces: str) -> int:
         spec = ListSnapshots(backup_storage_location="default", volume_namespaces=namespaces)
         return await run_storage_command(spec, self.pod.context)
@@ -53,6 +52,10 @@ class Bed(LocationBed):
     def contents(self) -> dict[str, str]:
         files = [path for path in self.root.rglob("*") if path.is_file()]
         return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _listed(capsys: pytest.CaptureFixture[str]) -> dict[str, StoredSnapshot]:
+    return {line.id: line for line in STORED_LINE.find(capsys.readouterr().out)}
 
 
 @pytest.fixture(params=[pytest.param("", id="directory"), pytest.param("listed", id="bucket")])
@@ -74,15 +77,10 @@ async def test_a_directory_that_does_not_answer_keeps_no_mover_from_a_signal(
     assert (await Bed.make("", s3, kopia_program, tmp_path).listing()).repositories == 0
 
 
-def _listed(capsys: pytest.CaptureFixture[str]) -> dict[str, StoredSnapshot]:
-    lines = [STORED_LINE.parse(line) for line in capsys.readouterr().out.splitlines()]
-    return {line.id: line for line in lines if line is not None}
-
-
-@pytest.mark.sample("bucket")
-async def test_ours_and_velero_s_are_listed_in_a_cluster_that_knows_no_repository(
-    bed: Bed, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.sample("*")
+async def test_ours_and_velero_s_are_listed(bed: Bed, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert await bed.listing() == SnapshotListing()
+    assert (_listed(capsys), bed.contents()) == ({}, {})
     tags = {"snapshot-requester": "snapshot-data-upload-download", "snapshot-uploader": "kopia"}
     mine = {
         "nodeagent.io/cluster": "uid-1",
@@ -90,65 +88,42 @@ async def test_ours_and_velero_s_are_listed_in_a_cluster_that_knows_no_repositor
         "nodeagent.io/backup-volumes": "3",
         "nodeagent.io/claim": _CLAIM.text,
     }
-    own = bed.snapshot("app", f"{_UPLOAD}/app/data", **tags, **mine)
-    velero = bed.snapshot("app", f"{_UPLOAD}/app/web", **tags, **{"velero.io/async-operation-id": f"du-{_UID}.6601d2"})
-    files = bed.snapshot(
-        "db", f"{_POD_VOLUME}/db/writer/fsdata", **tags | {"snapshot-requester": "snapshot-pod-volume"}
-    )
-    blocks = bed.snapshot("db", "snapshot-data-upload-download/velero-block/db/disk")
-    odd = bed.snapshot("db", "/home/me")
+    own = bed.add_snapshot("app", f"{_UPLOAD}/app/data", tags | mine)
+    velero = bed.add_snapshot("app", f"{_UPLOAD}/app/web", tags | {"velero.io/async-operation-id": f"du-{_UID}.6601d2"})
+    # A claim of another namespace than the repository's counts as none.
+    foreign = {"nodeagent.io/claim": replace(_CLAIM, namespace="other").text}
+    by_source = bed.add_snapshot("app", f"{_UPLOAD}/app/by-source", foreign)
+    by_nothing = bed.add_snapshot("app", f"{_UPLOAD}/other/data", foreign)
+    # It has the tags of its backup: a restore would take it for the volume.
+    leave_device_checkpoint(bed.kopia, tmp_path, "uid-1")
+    pod_volume = tags | {"snapshot-requester": "snapshot-pod-volume"}
+    files = bed.add_snapshot("db", f"{_POD_VOLUME}/db/writer/fsdata", pod_volume)
+    blocks = bed.add_snapshot("db", "snapshot-data-upload-download/velero-block/db/disk", {})
+    odd = bed.add_snapshot("db", "/home/me", {})
     before = bed.contents()
     listing = await bed.listing()
     listed = _listed(capsys)
-    assert (listing.repositories, listing.snapshots, listing.unread) == (2, 5, [])
-    assert listed.keys() == {own, velero, files, blocks, odd}
-    assert (listed[own].claim, listed[own].described, listed[own].backup, listed[own].cluster) == (
-        *(_CLAIM, True),
-        *("night-1", "uid-1"),
-    )
-    assert (listed[own].bytes, listed[own].volume_namespace, listed[own].backup_volumes) == (5, "app", 3)
-    assert listed[velero].backup_volumes is None
-    assert (listed[velero].claim, listed[velero].described) == (SavedClaim(namespace="app", name="web"), False)
-    assert listed[velero].backup_uid == _UID
+    assert (listing.repositories, listing.snapshots, listing.unread) == (2, 7, [])
+    assert listed.keys() == {own, velero, by_source, by_nothing, files, blocks, odd}
+    one = listed[own]
+    assert (one.claim, one.described, one.backup, one.cluster) == (_CLAIM, True, "night-1", "uid-1")
+    assert (one.bytes, one.volume_namespace, one.backup_volumes) == (5, "app", 3)
+    assert (listed[velero].backup_volumes, listed[velero].backup_uid) == (None, _UID)
+    claims = {name: (listed[name].claim, listed[name].described) for name in (velero, by_source, by_nothing)}
+    assert claims == {
+        velero: (SavedClaim(namespace="app", name="web"), False),
+        by_source: (SavedClaim(namespace="app", name="by-source"), False),
+        by_nothing: (None, False),
+    }
     assert listed[files].claim == SavedClaim(namespace="db", name="fsdata")
     assert listed[blocks].claim == SavedClaim(namespace="db", name="disk", volume_mode="Block")
     assert (listed[odd].claim, listed[odd].source) == (None, "default@default:/home/me")
     # Nothing was created, here or there.
     assert bed.contents() == before
     assert bed.pod.stored(BACKUP_REPOSITORIES) == []
-
-
-async def test_a_claim_of_another_namespace_than_the_repository_s_counts_as_none(
-    bed: Bed, capsys: pytest.CaptureFixture[str]
-) -> None:
-    by_source = bed.snapshot("tenant-b", f"{_UPLOAD}/tenant-b/data", **{"nodeagent.io/claim": _CLAIM.text})
-    by_nothing = bed.snapshot("tenant-b", f"{_UPLOAD}/app/data", **{"nodeagent.io/claim": _CLAIM.text})
-    await bed.listing()
-    listed = _listed(capsys)
-    assert (listed[by_source].claim, listed[by_source].described) == (
-        *(SavedClaim(namespace="tenant-b", name="data"), False),
-    )
-    assert (listed[by_nothing].claim, listed[by_nothing].described) == (None, False)
-
-
-async def test_a_checkpoint_is_not_listed_as_a_backup_s_snapshot(
-    bed: Bed, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """It has the tags of its backup: a restore would take it for the volume."""
-    complete = bed.snapshot("app", f"{_UPLOAD}/app/data")
-    leave_device_checkpoint(bed.kopia, tmp_path, "uid-1")
-    listing = await bed.listing()
-    assert listing.snapshots == 1
-    assert _listed(capsys).keys() == {complete}
-
-
-async def test_only_the_namespaces_that_are_named_are_listed(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = bed.snapshot("app", f"{_UPLOAD}/app/data")
-    bed.snapshot("db", f"{_UPLOAD}/db/data")
     listing = await bed.listing("app", "missing")
-    assert (listing.repositories, listing.snapshots) == (1, 1)
-    (one,) = read_output(STORED_LINE, bed.pod.message, capsys.readouterr().out)
-    assert one.id == wanted
+    assert (listing.repositories, listing.snapshots) == (1, 4)
+    assert len(read_output(STORED_LINE, bed.pod.message, capsys.readouterr().out)) == 4
     assert not (bed.root / "kopia" / "missing").exists()
 
 
@@ -157,8 +132,8 @@ async def test_only_the_namespaces_that_are_named_are_listed(bed: Bed, capsys: p
 async def test_a_repository_that_cannot_be_opened_is_named_and_the_others_are_listed(
     bed: Bed, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object]
 ) -> None:
-    good = bed.snapshot("app", f"{_UPLOAD}/app/data")
-    bed.snapshot("db", f"{_UPLOAD}/db/data")
+    good = bed.add_snapshot("app", f"{_UPLOAD}/app/data", {})
+    bed.add_snapshot("db", f"{_UPLOAD}/db/data", {})
     (damaged,) = bed.root.glob("kopia/db/kopia.repository*")
     damage(damaged)
     listing = await bed.listing()
@@ -166,6 +141,10 @@ async def test_a_repository_that_cannot_be_opened_is_named_and_the_others_are_li
     assert listing.unread[0].volume_namespace == "db"
     assert listing.unread[0].message
     assert _listed(capsys).keys() == {good}
+    bed.pod.put_secret("velero-repo-credentials", "repository-password", "another")
+    assert await bed.list("app") == 12
+    assert re.search(r"none of 1 repositories can be listed.*password", bed.pod.message)
+    assert "another" not in bed.pod.message
 
 
 def test_a_cause_that_is_not_known_is_named_by_the_last_words_of_kopia() -> None:
@@ -173,22 +152,6 @@ def test_a_cause_that_is_not_known_is_named_by_the_last_words_of_kopia() -> None
     error = KopiaAnswer("list snapshots", 1, b"", ["ERROR flush", f"despite 10 retries: {words}"]).error()
     message = build_unread("app", error, Redactor()).message
     assert message == f"list snapshots: kopia exited with code 1: despite 10 retries: {words}"
-
-
-@pytest.mark.sample("*")
-async def test_an_empty_location_has_nothing(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await bed.listing() == SnapshotListing()
-    assert _listed(capsys) == {}
-    assert bed.contents() == {}
-
-
-async def test_a_wrong_password_is_an_error(bed: Bed) -> None:
-    bed.snapshot("app", f"{_UPLOAD}/app/data")
-    bed.pod.put_secret("velero-repo-credentials", "repository-password", "another")
-    assert await bed.list() == 12
-    assert "none of 1 repositories can be listed" in bed.pod.message
-    assert "password" in bed.pod.message
-    assert "another" not in bed.pod.message
 
 
 async def test_a_name_that_leads_out_of_the_location_is_refused(bed: Bed) -> None:

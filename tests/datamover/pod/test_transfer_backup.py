@@ -1,53 +1,49 @@
-"""Backups in pod mode: their attempts, `spec.parentSnapshot` and `ReadAllFiles`, and far fewer files than before."""
+"""Backups in pod mode: attempts, `spec.parentSnapshot`, `ReadAllFiles`, far fewer files than before, and others."""
 
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from unittest.mock import Mock
 
 import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from core.clock import SystemClock
 from core.contract import BackupResult, parse_progress, parse_result
 from core.errors import DataPathError
+from core.kube.client import KubeClient
+from core.kube.transport import Retry
 from core.models.backups import Shrinkage
-from core.models.names import ATTEMPT_TAG, SHRUNK_ANNOTATION, TRANSFER_UID_TAG
+from core.models.names import ATTEMPT_TAG, ATTEMPTS_ANNOTATION, SHRUNK_ANNOTATION, TRANSFER_UID_TAG
 from core.models.phases import Attempts
+from core.models.transfers import DataUpload
+from datamover.kinds import TRANSFER_KINDS
+from datamover.pod.transfer import backs_up_alone
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3proxy import S3Proxy
 from tests.datamover.support.trees import make_large_file
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.processes
 
 _TOLERANCE = timedelta(seconds=10)
 
 
-async def test_a_snapshot_has_the_attempt_in_its_tags_and_those_it_overtook_are_removed(
+async def test_a_snapshot_has_its_attempt_and_replaces_earlier_ones(
     pod: MoverPod, tree: Path, plain_kopia: PlainKopia
 ) -> None:
-    await pod.transfer("DataUpload", tree)
-    (first,) = plain_kopia.snapshots()
-    pod.attempts = Attempts(number=2)
-    await pod.transfer("DataUpload", tree)
-    (second,) = plain_kopia.snapshots()
-    assert [one["tags"][f"tag:{ATTEMPT_TAG}"] for one in (first, second)] == ["1", "2"]
-    assert len({one["tags"][f"tag:{TRANSFER_UID_TAG}"] for one in (first, second)}) == 1
-    assert second["id"] == pod.result["snapshotID"]
-
-
-async def test_an_attempt_that_completes_late_leaves_the_snapshot_of_a_later_one(
-    pod: MoverPod, tree: Path, plain_kopia: PlainKopia
-) -> None:
-    """It is the result of the transfer."""
-    for number in (3, 2):
+    """One that completes late leaves the snapshot of a later one, which is the result of the transfer."""
+    for number, left in ((1, ["1"]), (3, ["3"]), (2, ["3", "2"])):
         pod.attempts = Attempts(number=number)
         await pod.transfer("DataUpload", tree)
-    found = plain_kopia.snapshots()
-    assert [one["tags"][f"tag:{ATTEMPT_TAG}"] for one in found] == ["3", "2"]
+        found = plain_kopia.snapshots()
+        assert [one["tags"][f"tag:{ATTEMPT_TAG}"] for one in found] == left
+        assert len({one["tags"][f"tag:{TRANSFER_UID_TAG}"] for one in found}) == 1
+        assert found[-1]["id"] == pod.result["snapshotID"]
 
 
 async def test_no_snapshot_is_left_of_a_volume_that_was_unmounted_meanwhile(
@@ -84,13 +80,6 @@ async def test_the_reported_start_is_kopias_own_however_slow_the_storage_is(
     assert abs(start - datetime.fromisoformat(snapshot["startTime"])) <= _TOLERANCE
 
 
-async def test_an_invalid_interval_of_checkpoints_fails_the_backup(pod: MoverPod, tree: Path) -> None:
-    pod.environment = {**pod.environment, "DATA_MOVER_CHECKPOINT_INTERVAL": "1s"}
-    pod.put_transfer("DataUpload")
-    assert await pod.run("data-upload", tree) != 0
-    assert pod.message == 'DATA_MOVER_CHECKPOINT_INTERVAL: must be from 10s to 45m0s: "1s"'
-
-
 _MIB = 1 << 20
 _NOTE = "read everything, since spec.parentSnapshot is not usable: "
 
@@ -102,9 +91,7 @@ async def _back_up(pod: MoverPod, volume: Path, **spec: Any) -> BackupResult:
 
 @pytest.mark.sample("PodVolumeBackup")
 @pytest.mark.parametrize("kind", ["DataUpload", "PodVolumeBackup"])
-async def test_a_backup_reads_again_what_its_parent_has_only_where_none_is_asked_for(
-    pod: MoverPod, tmp_path: Path, kind: str
-) -> None:
+async def test_a_backup_reads_all_only_where_no_parent_is_wanted(pod: MoverPod, tmp_path: Path, kind: str) -> None:
     volume = tmp_path / "volume"
     settings = {"DataUpload": "dataMoverConfig", "PodVolumeBackup": "uploaderSettings"}[kind]
     make_large_file(volume / "file", 2)
@@ -181,3 +168,64 @@ async def test_the_next_is_compared_with_one_that_somebody_has_acknowledged(pod:
     await _back_up_files(pod, tmp_path / "volume", 120)
     _put_acknowledged(pod, await _back_up_files(pod, tmp_path / "volume", 10))
     assert (await _back_up_files(pod, tmp_path / "volume", 8)).shrunk is UNSET
+
+
+_SOURCE: Final = "snapshot-data-upload-download/kopia/app/data"
+
+
+_START: Final = datetime(2026, 11, 30, 12, tzinfo=UTC)
+
+
+def _put(kube: FakeKube, name: str, phase: str, start: datetime = _START, **spec: Any) -> JsonDict:
+    whole = {"snapshotType": "CSI", "sourceNamespace": "app", "sourcePVC": "data", "backupStorageLocation": "default"}
+    annotations = {ATTEMPTS_ANNOTATION: Attempts(starts=(start,)).to_json()}
+    raw = {
+        "apiVersion": "velero.io/v2alpha1",
+        "kind": "DataUpload",
+        "metadata": {"namespace": "velero", "name": name, "annotations": annotations},
+    }
+    return kube.put(raw | {"spec": {**whole, "operationTimeout": "10m0s", **spec}, "status": {"phase": phase}})
+
+
+async def _is_alone(kube: FakeKube) -> bool:
+    own = DataUpload.parse(_put(kube, "own", "InProgress"))
+    client = KubeClient(kube, Retry(SystemClock(), attempts=1))
+    return await backs_up_alone(client, TRANSFER_KINDS["data-upload"], own, _SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("phase", "spec", "alone"),
+    [
+        ("InProgress", {}, False),
+        ("Canceling", {}, False),
+        ("Prepared", {}, True),
+        ("Completed", {}, True),
+        ("InProgress", {"sourcePVC": "other"}, True),
+        ("InProgress", {"sourceNamespace": "other"}, True),
+    ],
+)
+async def test_only_a_running_transfer_of_the_same_source_counts(phase: str, spec: dict[str, str], alone: bool) -> None:
+    kube = FakeKube()
+    _put(kube, "another", phase, _START - timedelta(hours=1), **spec)
+    assert await _is_alone(kube) is alone
+
+
+@pytest.mark.parametrize("phase", ["Completed", "Failed", "InProgress"])
+@pytest.mark.parametrize(
+    ("seconds", "spec", "alone"), [(10, {}, False), (-10, {}, False), (60, {}, True), (0, {"sourcePVC": "other"}, True)]
+)
+async def test_one_that_began_at_the_same_time_counts(
+    phase: str, seconds: float, spec: dict[str, str], alone: bool
+) -> None:
+    """It may have left a checkpoint."""
+    kube = FakeKube()
+    _put(kube, "another", phase, _START + timedelta(seconds=seconds), **spec)
+    assert await _is_alone(kube) is (alone and (phase != "InProgress" or bool(spec)))
+
+
+async def test_it_is_not_alone_if_that_cannot_be_found_out() -> None:
+    kube = FakeKube()
+    kube.fail_next("GET", "datauploads", 403)
+    assert not await _is_alone(kube)
+    _put(kube, "another", "InProgress", backupStorageLocation=5)
+    assert not await _is_alone(kube)
