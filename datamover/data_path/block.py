@@ -50,10 +50,10 @@ _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 class HoleWriter:
     """Writes to an open device sequentially, from its start."""
 
-    def __init__(self, fd: int, *, holes: bool = True, compare: bool = False) -> None:
-        """Write to `fd`, zeros too unless as `holes`; with `compare`, what the device has already is not written."""
+    def __init__(self, fd: int, *, compare: bool = False) -> None:
+        """Write to `fd`; with `compare`, what the device has already is not written."""
         self._fd = fd
-        self._holes = holes
+        self._holes = True
         self._compare = compare
         self._fallocate = ctypes.CDLL(None, use_errno=True).fallocate
         self._fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]

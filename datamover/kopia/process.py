@@ -26,7 +26,7 @@ from core.redact import Redactor
 from datamover.kopia.causes import find_cause, find_outage
 from datamover.kopia.private_run import VolumeAccess, open_private_run
 from datamover.runtime.child import ChildCommand, ChildExit, ChildFiles, run_child
-from datamover.runtime.confinement import Means, find_means
+from datamover.runtime.confinement import find_means
 from datamover.runtime.resources import ran_out_of_memory
 from datamover.runtime.work_dir import WorkDir, escape_controls
 
@@ -227,17 +227,13 @@ def read_counters(directory: Path) -> str:
 class Kopia:
     """Runs kopia; `environment` contains its secrets, which `redactor` removes from the output.
 
-    `means` confine it while it moves data; None: the same as this process. `server` carries out the calls that it
-    serves; None: each call has a process of its own.
+    `server` carries out the calls that it serves; None: each call has a process of its own.
     """
 
-    def __init__(
-        self, environment: Mapping[str, str], redactor: Redactor, *, program: str = "kopia", means: Means | None = None
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str], redactor: Redactor, *, program: str = "kopia") -> None:
         self._environment = environment
         self._redactor = redactor
         self._program = program
-        self._means = means
         self.server: CallServer | None = None
 
     async def call(
@@ -311,8 +307,8 @@ class Kopia:
         if (server := self._find_server(arguments)) is not None:
             child, counters = await server.carry_out(command, on_line)
         else:
-            means, environment = self._means or find_means(), self._environment
-            opening = open_private_run(self._program, environment, files.volume, means, redactor=self._redactor)
+            volume, redactor = files.volume, self._redactor
+            opening = open_private_run(self._program, self._environment, volume, find_means(), redactor=redactor)
             async with opening as run:
                 argv = [self._program, *_OWN_FLAGS, *counter_flags(run.home / _COUNTERS), *arguments]
                 confined = replace(command, argv=argv, environment=run.environment, confinement=run.confinement)

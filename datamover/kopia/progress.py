@@ -84,10 +84,10 @@ class Meter:
     `cached_bytes` are done without being read: unchanged files of a backup, or what a restore need not write again.
     """
 
-    def __init__(self, clock: Clock, direction: Direction, *, total_bytes: int = 0) -> None:
+    def __init__(self, clock: Clock, direction: Direction) -> None:
         self._clock = clock
         self._direction = direction
-        self.total_bytes = total_bytes
+        self.total_bytes = 0
         self.hashed_bytes = 0
         self.cached_bytes = 0
         self._done_bytes = 0

@@ -260,7 +260,7 @@ class Repository:
             await self.connect()
         except NotInitializedError:
             return await self._create(block_hash)
-        return await self.unique_id()
+        return (await self.status()).unique_id
 
     async def _create(self, block_hash: BlockHash | None) -> str:
         """Create a repository, connect to the one that the storage has then, and return its unique ID."""
@@ -269,7 +269,7 @@ class Repository:
         if not await self._put(new):
             await self._waits.clock.sleep(creation.SETTLE_SECONDS)
         await self.connect()
-        found = await self.unique_id()
+        found = (await self.status()).unique_id
         if found != new.unique_id:
             _logger.info("another process created %s at the same time", self.description)
             return found
@@ -398,10 +398,6 @@ class Repository:
         config = {"KOPIA_CONFIG_PATH": str(self.work_dir.path / _PROBE_CONFIG)}
         arguments = ("repository", "connect", *access.arguments, *self._flags(_PROBE_CACHE))
         return await self.kopia.call(self.description, *arguments, seconds=self._waits.probe_seconds, more=config)
-
-    async def unique_id(self) -> str:
-        """Return the unique ID of the connected repository."""
-        return (await self.status()).unique_id
 
     async def status(self) -> RepositoryStatus:
         """Return what kopia reports about the connected repository."""

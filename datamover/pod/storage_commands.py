@@ -75,7 +75,7 @@ async def _initialize(spec: InitRepository, context: PodContext) -> Termination:
         repository = await access.resolve(location, wanted)
         if location.read_only:
             await _connect_read_only(repository)
-            unique_id = await repository.unique_id()
+            unique_id = (await repository.status()).unique_id
         else:
             unique_id = await repository.ensure(spec.block_hash)
         if repository.created:
