@@ -9,6 +9,7 @@ import pytest
 
 from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
+from core.kube.errors import NotFoundError
 from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, LEASES, PODS
 from core.models.names import ADMISSIONS_CONFIGMAP, DATA_MOVER_FINALIZER, DISPATCHER_LEASE, NODE_LABEL
 from nodeagent.config.keys import LoadConcurrency
@@ -119,3 +120,23 @@ async def test_transfers_are_admitted_within_the_limit_over_a_change_of_leaders(
     assert len(ledger["data"]["uids"].split()) == 2
     queued = await client.get(DATA_UPLOADS, namespace, "du-3")
     assert queued["status"]["message"].endswith(": prepareQueueLength (2) reached")
+
+
+async def test_a_missing_lease_or_ledger_is_recreated(client: KubeClient, namespace: str) -> None:
+    await create_agent_pod(client, namespace)
+    async with agent(client, namespace, "one") as one:
+        await until(lambda: one.may_write)
+        await create_transfers(client, namespace, 1)
+        async with asyncio.timeout(_SECONDS):
+            while await phases(client, namespace) != ["Accepted"]:
+                await asyncio.sleep(0.1)
+        await client.delete(LEASES, namespace, DISPATCHER_LEASE)
+        await client.delete(CONFIG_MAPS, namespace, ADMISSIONS_CONFIGMAP)
+        with pytest.raises(NotFoundError):
+            await client.get(CONFIG_MAPS, namespace, ADMISSIONS_CONFIGMAP)
+        transfer = data_upload("late")
+        transfer["metadata"] = {"name": "late", "namespace": namespace}
+        await client.create(DATA_UPLOADS, transfer)
+        async with asyncio.timeout(_SECONDS):
+            while await phases(client, namespace) != ["Accepted", "Accepted"]:
+                await asyncio.sleep(0.1)
