@@ -8,7 +8,6 @@ Source: malloc_trim(3): since glibc 2.8 it returns whole free pages in all of th
 import asyncio
 import ctypes
 import logging
-import os
 import signal
 import socket
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from core.clock import Clock
+from core.clock import Clock, SystemClock
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
 from core.kube.transport import Retry
@@ -38,7 +37,7 @@ from nodeagent.runtime.own_pod import AgentReport, OwnPod
 from nodeagent.runtime.preflight import check_host_pods
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE, Settings
 from nodeagent.runtime.transport import load_transport
-from nodeagent.startup import AgentParts, AgentSpec, build_clock, read_spec
+from nodeagent.startup import AgentParts, AgentSpec, read_spec
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.csi_snapshot import DataDownloadKind, DataUploadKind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
@@ -200,7 +199,7 @@ def build_kinds(
 
 async def serve(settings: Settings) -> int:
     """Run the agent until SIGTERM or SIGINT, and return the exit code; raise ConfigError if it cannot start."""
-    clock = build_clock(os.environ)
+    clock = SystemClock()
     transport, context_namespace = await load_transport(settings.kubeconfig, settings.kubecontext)
     client = KubeClient(transport, Retry(clock))
     try:

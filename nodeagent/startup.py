@@ -2,16 +2,15 @@
 
 import logging
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from core.clock import Clock, SystemClock
+from core.clock import Clock
 from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError, ServerError, ThrottledError
 from core.kube.types import Pod
-from core.models.units import parse_duration
 from exposer.causes import CauseFinder
 from exposer.template import AgentTemplate
 from nodeagent.config.current import LiveConfig
@@ -28,9 +27,6 @@ from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.status import EventLog
 
 _log = logging.getLogger(__name__)
-
-_CLOCK_OFFSET: Final = "NODE_AGENT_CLOCK_OFFSET"
-"""Only tests set it: a duration by which the wall clock is ahead, or behind if it is negative."""
 
 
 @dataclass(frozen=True)
@@ -63,23 +59,6 @@ class AgentParts:
     causes: CauseFinder
     skew: ClockSkew
     kinds: Sequence[Kind[Any]]
-
-
-def build_clock(environment: Mapping[str, str]) -> SystemClock:
-    """Return the machine's clock, with its wall clock moved if a test asks for that in `environment`.
-
-    Raises:
-        ConfigError: the offset is no duration.
-    """
-    text = environment.get(_CLOCK_OFFSET, "")
-    if not text:
-        return SystemClock()
-    try:
-        offset = parse_duration(text)
-    except ValueError as e:
-        raise ConfigError(f"{_CLOCK_OFFSET}: {e}") from e
-    _log.warning("wall clock moved by %s, as %s asks: for tests only", text, _CLOCK_OFFSET)
-    return SystemClock(offset)
 
 
 async def read_spec(client: KubeClient, settings: Settings, namespace: str) -> AgentSpec:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 import pytest
@@ -13,34 +12,11 @@ from exposer.template import AgentTemplate
 from nodeagent.config.expose_settings import build_defaults, read_cluster
 from nodeagent.runtime.permissions import Permission, copy_permissions
 from nodeagent.runtime.settings import Settings
-from nodeagent.startup import AgentSpec, build_clock, read_spec
+from nodeagent.startup import AgentSpec, read_spec
 from tests.support.fakekube import FakeKube
 from tests.support.objects import build_object
 
 pytestmark = pytest.mark.looptime
-
-VARIABLE = "NODE_AGENT_CLOCK_OFFSET"
-
-
-@pytest.mark.parametrize(
-    ("environment", "offset"),
-    [
-        pytest.param({}, timedelta(), id="none"),
-        pytest.param({VARIABLE: ""}, timedelta(), id="empty"),
-        pytest.param({VARIABLE: "24h"}, timedelta(hours=24), id="ahead"),
-        pytest.param({VARIABLE: "-24h"}, timedelta(hours=-24), id="behind"),
-    ],
-)
-def test_the_clock_is_moved(environment: dict[str, str], offset: timedelta, caplog: pytest.LogCaptureFixture) -> None:
-    clock, before = build_clock(environment), build_clock({}).monotonic()
-    assert abs(clock.now() - datetime.now(UTC) - offset) < timedelta(minutes=1)
-    assert 0 <= clock.monotonic() - before < 60
-    assert [VARIABLE in record.getMessage() for record in caplog.records] == ([True] if offset else [])
-
-
-def test_an_offset_that_is_no_duration_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=f'{VARIABLE}: not a duration such as 30s, 10m or 1h30m: "a day"'):
-        build_clock({VARIABLE: "a day"})
 
 
 @pytest.fixture

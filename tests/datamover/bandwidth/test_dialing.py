@@ -1,5 +1,6 @@
 """Heads of requests to the proxy, and which proxy of the environment leads to a host, as kopia would decide."""
 
+import asyncio
 import socket
 from collections.abc import Iterator
 
@@ -9,10 +10,12 @@ from core.errors import ConfigError
 from datamover.bandwidth.dialing import (
     Address,
     BadRequestError,
+    DialError,
     HeadReader,
     NextProxy,
     RequestHead,
     Routes,
+    dial,
 )
 
 _PUT = (
@@ -149,3 +152,45 @@ def test_an_invalid_proxy_is_an_error_that_does_not_quote_it(url: str) -> None:
     with pytest.raises(ConfigError, match=r"^HTTPS_PROXY: not the URL of a proxy, such as ") as e:
         Routes({"HTTPS_PROXY": url})
     assert "secret" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("user", "method", "refused", "code", "bound", "error"),
+    [
+        (None, 0, 0, 0, b"\x01" + bytes(6), None),
+        ("me", 2, 0, 0, b"\x03\x04name" + bytes(2), None),
+        ("me", 0, 0, 0, b"\x04" + bytes(18), None),
+        ("me", 2, 1, 0, b"", "username/password authentication failed"),
+        (None, 255, 0, 0, b"", "no acceptable authentication methods"),
+        (None, 0, 0, 5, b"\x01" + bytes(6), "connection refused"),
+    ],
+)
+async def test_a_socks_proxy_connects_to_a_name_that_it_resolves(
+    user: str | None, method: int, refused: int, code: int, bound: bytes, error: str | None
+) -> None:
+    """Source: RFC 1928 and 1929."""
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readexactly(3))
+        writer.write(bytes([5, method]))
+        if method == 2:
+            asked.append(await reader.readexactly(9))
+            writer.write(bytes([1, refused]))
+        asked.append(await reader.read(99))
+        writer.write(bytes([5, code, 0]) + bound + b"s3")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        proxy = NextProxy("socks5h", Address("127.0.0.1", port), user, "pass")
+        link = dial(Address("s3.example.com", 443), proxy, tunnel=True)
+        if error:
+            with pytest.raises(DialError, match=rf"^proxy 127.0.0.1:{port}: {error}$"):
+                await link.__aenter__()
+            return
+        async with link as connected:
+            assert await asyncio.get_running_loop().sock_recv(connected, 9) == b"s3"
+    assert asked[0] == (b"\x05\x01\x02" if user else b"\x05\x01\x00")
+    assert asked[1:-1] == ([b"\x01\x02me\x04pass"] if method == 2 else [])
+    assert asked[-1] == b"\x05\x01\x00\x03\x0es3.example.com\x01\xbb"

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from core.clock import Clock
 from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.errors import UnreachableError
@@ -167,14 +166,11 @@ async def test_an_agent_that_cannot_start_serves_no_page_and_ends_with_the_reaso
     async def load(*_: object) -> tuple[ScriptedTransport, str]:
         return ScriptedTransport(script), "velero"
 
-    def clock(_: object) -> Clock:
-        return LoopClock()
-
     def listen(*_: object, **__: object) -> Awaitable[None]:
         raise AssertionError("listens")
 
     monkeypatch.setattr("nodeagent.app.load_transport", load)
-    monkeypatch.setattr("nodeagent.app.build_clock", clock)
+    monkeypatch.setattr("nodeagent.app.SystemClock", LoopClock)
     monkeypatch.setattr("nodeagent.app.WebServer", listen)
     with pytest.raises(ConfigError, match=reason):
         await serve(Settings("node-1", namespace="velero", config_map_name="own"))
