@@ -137,6 +137,7 @@ def test_compressed_files_are_unpacked_one_after_the_other() -> None:
         (_compressed([1]) + b"[2]", zlib.error),
         (_compressed([1], [2])[:-8] + bytes(8), zlib.error),
     ],
+    ids=["cut", "second cut", "one", "three", "none", "plain", "second plain", "checksum"],
 )
 def test_what_is_not_two_whole_files_is_an_error(content: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
@@ -180,8 +181,12 @@ def _connected(work_dir: WorkDir, storage: str, **config: str) -> None:
 
 
 _FLAT: Final = (
-    *("backups/a/a-logs.gz", "backups/a/a-podvolumebackups.json.gz", "backups/a/velero-backup.json"),
-    *("backups/b/velero-backup.json", "backups/b/a-volumeinfo.json.gz", "backups/stray"),
+    "backups/a/a-logs.gz",
+    "backups/a/a-podvolumebackups.json.gz",
+    "backups/a/velero-backup.json",
+    "backups/b/velero-backup.json",
+    "backups/b/a-volumeinfo.json.gz",
+    "backups/stray",
 )
 _FOLDERS: Final = ("backups/", "backups/a/", "backups/stray")
 

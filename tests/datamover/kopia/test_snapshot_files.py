@@ -25,8 +25,14 @@ from tests.datamover.support.s3server import S3Server
 @pytest.mark.parametrize(
     ("kept", "described"),
     [
-        *(("0644", "0644"), ("040000755", "4755"), ("020000770", "2770"), ("04001777", "1777")),
-        *(("", ""), ("0899", ""), ("-7", ""), ("0" * 12, "")),
+        ("0644", "0644"),
+        ("040000755", "4755"),
+        ("020000770", "2770"),
+        ("04001777", "1777"),
+        ("", ""),
+        ("0899", ""),
+        ("-7", ""),
+        ("0" * 12, ""),
     ],
 )
 def test_the_mode_is_that_of_a_file_and_none_if_it_is_no_octal_number(kept: str, described: str) -> None:

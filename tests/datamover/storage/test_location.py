@@ -236,9 +236,17 @@ def test_a_file_below_the_credentials_is_used_with_a_warning(mounted: Path, capl
     "named",
     [
         # Elsewhere; out of it, and back; by a link out of it, and one to itself.
-        *("{folder}/outside", "{mounted}/../outside", "{mounted}/../credentials/own"),
-        *("{mounted}/linked", "{mounted}/round", "{mounted}/own\x00", "{mounted}", "{mounted}-more/own", "own"),
-        *("/proc/self/environ", "/var/run/secrets/kubernetes.io/serviceaccount/token"),
+        "{folder}/outside",
+        "{mounted}/../outside",
+        "{mounted}/../credentials/own",
+        "{mounted}/linked",
+        "{mounted}/round",
+        "{mounted}/own\x00",
+        "{mounted}",
+        "{mounted}-more/own",
+        "own",
+        "/proc/self/environ",
+        "/var/run/secrets/kubernetes.io/serviceaccount/token",
     ],
 )
 def test_any_other_file_is_ignored_with_a_warning(mounted: Path, caplog: pytest.LogCaptureFixture, named: str) -> None:

@@ -38,8 +38,12 @@ def test_a_file_is_parsed_as_by_aws(text: str) -> None:
 @pytest.mark.parametrize(
     ("written", "secret"),
     [
-        *(("it's'", "it's'"), ("\"it's'\"", "it's'"), ("'\"'", '"'), ('"', '"')),
-        *(('" blanks "', " blanks "), ("in\\side = it", "in\\side = it")),
+        ("it's'", "it's'"),
+        ("\"it's'\"", "it's'"),
+        ("'\"'", '"'),
+        ('"', '"'),
+        ('" blanks "', " blanks "),
+        ("in\\side = it", "in\\side = it"),
     ],
 )
 def test_a_secret_has_the_quotes_that_are_not_around_it(written: str, secret: str) -> None:

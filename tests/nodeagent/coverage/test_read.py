@@ -121,8 +121,15 @@ async def test_fs_backup_of_pods_is_read() -> None:
         ([a_cron_job("night", "--pvc=app/data", "--pvc=app/logs", suspend=True)], "it is suspended"),
     ],
     ids=[
-        *("no server", "paused", "cron", "no policies", "invalid policies", "invalid", "no global policies"),
-        *("filters", "suspended"),
+        "no server",
+        "paused",
+        "cron",
+        "no policies",
+        "invalid policies",
+        "invalid",
+        "no global policies",
+        "filters",
+        "suspended",
     ],
 )
 async def test_a_schedule_that_does_not_run_expects_nothing(objects: list[JsonDict], reason: str) -> None:
