@@ -74,6 +74,7 @@ def test_help_loads_no_library() -> None:
         (["serve", "--resource-timeout=-3m"], "not a positive duration"),
         (["serve", "--client-qps=0"], 'not a positive number: "0"'),
         (["serve", "--client-qps=nan"], 'not a positive number: "nan"'),
+        (["serve", "--client-qps=many"], 'not a positive number: "many"'),
         (["serve", "--client-burst=1.5"], 'not a positive whole number: "1.5"'),
         (["serve", "--metrics-address=8085"], 'not an address such as :8085 or 127.0.0.1:8085: "8085"'),
         (["serve", "--mover-service-account=Mover"], 'not a name of lower-case letters, digits, "-" and ".": "Mover"'),

@@ -26,6 +26,17 @@ async def test_only_what_is_read_is_fetched(disk: Path, tmp_path: Path) -> None:
         assert (tmp_path / "look" / "device" / "image").stat().st_blocks * 512 < 8 << 20
 
 
+async def test_a_block_that_cannot_be_fetched_is_the_cause(disk: Path, tmp_path: Path) -> None:
+    async def fail(first: int, count: int) -> None:
+        raise DataPathError(f"blocks {first} and {count} more are gone")
+
+    async with opened_disk(disk, tmp_path / "look") as (files, _):
+        files.debugfs._image.fetch = fail
+        files.debugfs._image._fetched.clear()
+        with pytest.raises(DataPathError, match=r"blocks \d+ and 1 more are gone"):
+            await files.find("sub/deep/link")
+
+
 async def test_more_than_is_kept_is_not_read_at_once(tmp_path: Path) -> None:
     with LazyFile.create(tmp_path / "file", 1 << 40) as file:
 
