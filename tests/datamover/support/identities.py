@@ -131,18 +131,9 @@ class GoogleIdentities:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        self._key = folder / "key.pem"
-        made: list[str | Path] = [
-            "openssl",
-            "genpkey",
-            "-algorithm",
-            "RSA",
-            "-pkeyopt",
-            "rsa_keygen_bits:2048",
-            "-out",
-            self._key,
-        ]
-        subprocess.run(made, check=True, capture_output=True)
+        self._key, self._public = folder / "key.pem", folder / "public.pem"
+        _openssl("genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", str(self._key))
+        _openssl("pkey", "-in", str(self._key), "-pubout", "-out", str(self._public))
         self.granted = 0
 
     @property
@@ -161,8 +152,9 @@ class GoogleIdentities:
         )
 
     def token(self, request: Request) -> Answer:
-        """Answer as oauth2.googleapis.com; grant a token for an assertion, whose signature is not checked."""
+        """Answer as oauth2.googleapis.com; grant a token for an assertion that the key has signed."""
         form = request.form
+        signed, _, signature = form["assertion"].rpartition(".")
         claims = _claims(form["assertion"])
         valid = [
             (request.method, request.path) == ("POST", "/token"),
@@ -171,16 +163,31 @@ class GoogleIdentities:
             claims["aud"] == "https://oauth2.googleapis.com/token",
             "https://www.googleapis.com/auth/devstorage.full_control" in claims["scope"].split(),
             claims["exp"] > time.time(),
+            self._verifies(signed, signature),
         ]
         if not all(valid):
-            return Answer({"error": "invalid_grant", "error_description": "Invalid assertion."}, 400)
+            return Answer({"error": "invalid_grant", "error_description": "Invalid JWT Signature."}, 400)
         self.granted += 1
         return Answer({"access_token": "token-of-google", "token_type": "Bearer", "expires_in": 3599})
+
+    def _verifies(self, signed: str, signature: str) -> bool:
+        file = self._key.with_name("signature")
+        file.write_bytes(_decode(signature))
+        argv = ["openssl", "dgst", "-sha256", "-verify", str(self._public), "-signature", str(file)]
+        return subprocess.run(argv, input=signed.encode(), capture_output=True, check=False).returncode == 0
 
 
 def _claims(token: str) -> dict[str, Any]:
     parts = token.split(".")
-    return dict(json.loads(base64.urlsafe_b64decode(f"{parts[1]}=="))) if len(parts) == 3 else {}
+    return dict(json.loads(_decode(parts[1]))) if len(parts) == 3 else {}
+
+
+def _decode(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+def _openssl(*arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
 
 
 class AwsIdentities:
