@@ -100,7 +100,7 @@ def test_then_an_empty_cluster_restores_them_by_the_commands_of_the_page(bed: Be
 
 
 def _run(bed: Bed, line: str, folder: Path) -> str:
-    """Run a command of the page, with the names of the test bed in place of those of an example."""
+    """Run a command of the page, with the names of the test bed instead of the example's."""
     own = {
         "my-backups": bed.env["BED_S3_BUCKET"],
         "region=us-east-1": f"region=us-east-1,s3ForcePathStyle=true,s3Url={bed.env['BED_S3_URL']}",

@@ -66,7 +66,7 @@ def is_write(request: Request) -> bool:
 async def open_client(
     apiserver: ApiServer, fuse: Fuse | None = None, *, kubeconfig: Path | None = None
 ) -> AsyncIterator[KubeClient]:
-    """A client with the administrator's permissions or those of a kubeconfig; its requests go through `fuse`."""
+    """A client with the permissions of the administrator, or of a kubeconfig; its requests go through `fuse`."""
     transport, _ = await load_transport(str(kubeconfig or apiserver.kubeconfig))
     if fuse is not None:
         fuse.inner = transport

@@ -1,4 +1,4 @@
-"""What pages refer to, the rows of the differences from Velero, and those of what was tried: each has a test."""
+"""What pages refer to, the rows of the differences from Velero and of what was tried: each has a test."""
 
 import ast
 import re

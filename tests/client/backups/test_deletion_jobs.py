@@ -137,7 +137,7 @@ async def test_a_command_that_never_ends_is_named_after_two_hours() -> None:
 
 @pytest.fixture
 def scene() -> DeletionScene:
-    """Four backups of a volume, of which three are expired."""
+    """Four backups of a volume; three are expired."""
     scene = DeletionScene()
     for name, days in (("first", 9.0), ("second", 7.0), ("third", 5.0), ("last", 0.5)):
         scene.put_backup(name, days)

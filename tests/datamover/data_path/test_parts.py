@@ -275,7 +275,7 @@ async def test_placeholders_are_made_for_each_kopia_and_none_stays(tmp_path: Pat
     await restorer.restore(Parts(parts), 9)
     assert [call[:2] for call in calls] == [["/t/d.kopia-entry", "/t/e.kopia-entry"]] * 2
     assert not [*tmp_path.iterdir()]
-    # That of a directory which the target has refused cannot be made.
+    # One for a directory that the target has refused cannot be made.
     assert restorer.refusals == 1
     restorer, _ = _restorer(tmp_path, [_answer(1, "ERROR unable to open repository")])
     with pytest.raises(KopiaError):

@@ -55,9 +55,16 @@ def _run_sealed(folder: Path, kind: str, volume: Path, *, writes: Path, snapshot
     scratch, log = folder / "scratch", folder / "termination-log"
     scratch.mkdir(exist_ok=True)
     log.touch()
-    told = {"POD": folder, "VOLUME": volume, "KIND": kind, "FLAG": FLAGS[kind], "SNAPSHOT": snapshot, "SCRIPT": _SCRIPT}
+    given = {
+        "POD": folder,
+        "VOLUME": volume,
+        "KIND": kind,
+        "FLAG": FLAGS[kind],
+        "SNAPSHOT": snapshot,
+        "SCRIPT": _SCRIPT,
+    }
     own = {"VELERO_SCRATCH_DIR": scratch, "TMPDIR": folder, "PYTHON": sys.executable}
-    environment = {**os.environ, **{name: str(value) for name, value in (told | own).items()}}
+    environment = {**os.environ, **{name: str(value) for name, value in (given | own).items()}}
     argv: list[str | Path] = ["unshare", "--mount", "sh", "-c", _SEAL, "sh", scratch, log, writes]
     done = subprocess.run(argv, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}{log.read_text()}"

@@ -152,6 +152,6 @@ async def test_a_pod_volume_that_is_restored_is_not_written_again(pod: MoverPod,
 
 
 def _states(root: Path) -> list[tuple[Path, int, int]]:
-    """Return inode and ctime of everything in it, of which one changes when it is written."""
+    """Return inode and ctime of everything in it: one of them changes when it is written."""
     found = [(path, path.lstat()) for path in (root, *sorted(root.rglob("*")))]
     return [(path, status.st_ino, status.st_ctime_ns) for path, status in found]
