@@ -109,13 +109,6 @@ class Group(WireModel):
     bytes_done: int
     total_bytes: int
 
-    @property
-    def counted(self) -> str:
-        """How many of its volumes are completed, such as `2/3`."""
-        volumes: Sequence[GroupVolume] = self.volumes  # type: ignore[attr-defined] # the last field of each kind
-        completed = sum(one.phase is Phase.COMPLETED for one in volumes)
-        return f"{completed}/{len(volumes) + self.missing + self.unreadable}"
-
 
 class Backup(Group):
     """One backup.
@@ -130,6 +123,11 @@ class Backup(Group):
     ttl: str
     keep: str
     volumes: list[BackupVolume]
+
+    @property
+    def counted(self) -> str:
+        """How many of its volumes are completed, such as `2/3`."""
+        return _count_completed(self)
 
     @property
     def newest(self) -> list[BackupVolume]:
@@ -154,6 +152,11 @@ class Restore(Group):
     """One restore."""
 
     volumes: list[RestoreVolume]
+
+    @property
+    def counted(self) -> str:
+        """How many of its volumes are restored, such as `2/3`."""
+        return _count_completed(self)
 
 
 class RestoreList(WireModel):
@@ -277,6 +280,11 @@ def _decide_phase(phases: Sequence[Phase], *, missing: int, canceling: bool) -> 
     if len(kinds) == 1:
         return BackupPhase(str(phases[0]))
     return BackupPhase.PARTIALLY_FAILED if Phase.COMPLETED in kinds else BackupPhase.FAILED
+
+
+def _count_completed(group: Backup | Restore) -> str:
+    completed = sum(one.phase is Phase.COMPLETED for one in group.volumes)
+    return f"{completed}/{len(group.volumes) + group.missing + group.unreadable}"
 
 
 def explain_end(group: Backup | Restore) -> str | None:
