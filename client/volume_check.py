@@ -5,14 +5,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from client.session import Session
-from client.volume_check_plan import CheckCleanup, CheckPlan
+from client.volume_check_plan import PREFLIGHT_LABELS, CheckPlan
 from core.clock import Deadline
 from core.errors import AgentError
 from core.kube import resources as kube
-from core.kube.types import Manifest, ObjectT, UncheckedObject
+from core.kube.client import Selection, select_labels
+from core.kube.errors import ForbiddenError
+from core.kube.types import Manifest, Metadata, ObjectT, UncheckedObject
 from core.models.base import JsonDict, WireModel
 from core.models.phases import FINAL_PHASES, Phase
 from core.models.units import format_duration
@@ -20,8 +22,20 @@ from exposer.causes import CauseFinder
 from exposer.pod_status import explain_exit, parse_pod_end
 
 _POLL_SECONDS: Final = 1.0
+_DELETION_SECONDS: Final = 0.5
 _CLEANUP_TIMEOUT: Final = timedelta(minutes=3)
 """An agent deletes what a transfer needed within a minute."""
+
+_TRANSFERS: Final = (kube.DATA_DOWNLOADS, kube.DATA_UPLOADS)
+"""Deleted first: an agent cancels one that has not ended, and deletes what it had created for it."""
+
+_VOLUMES: Final = (kube.PODS, kube.VOLUME_SNAPSHOTS, kube.PERSISTENT_VOLUME_CLAIMS)
+
+_BOUND: Final = {
+    "pv": (kube.PERSISTENT_VOLUMES, "persistentVolumeReclaimPolicy"),
+    "volumesnapshotcontent": (kube.VOLUME_SNAPSHOT_CONTENTS, "deletionPolicy"),
+}
+"""What claims and snapshots are bound to, by the name that kubectl takes, and the policy that may keep it."""
 
 
 class VolumeCheckError(AgentError):
@@ -57,8 +71,7 @@ async def check_volume(
     """
     for one in plan.retaining:
         tools.on_note(f"{one}: what the test creates with it stays in the storage")
-    cleanup = CheckCleanup(tools.client, tools.clock, plan)
-    run = _Run(tools, plan, cleanup, Deadline.after(tools.clock, timeout), timeout, on_step)
+    run = _Run(tools, plan, Deadline.after(tools.clock, timeout), timeout, on_step)
     try:
         await run.carry_out()
     finally:
@@ -68,9 +81,13 @@ async def check_volume(
 
 @dataclass
 class _Run:
+    """The steps of a check; `bound` gets what deleted claims and snapshots were bound to, as kubectl names it.
+
+    A policy may keep that.
+    """
+
     tools: Session
     plan: CheckPlan
-    cleanup: CheckCleanup
     deadline: Deadline
     timeout: timedelta
     on_step: Callable[[CheckStep], None]
@@ -78,6 +95,7 @@ class _Run:
     snapshot_id: str = ""
     written: str = ""
     shown: str = ""
+    bound: set[str] = field(default_factory=set)
 
     async def carry_out(self) -> None:
         steps: dict[str, Callable[[], Awaitable[None]]] = {
@@ -96,8 +114,8 @@ class _Run:
 
     async def clean(self) -> None:
         async with self._timed("clean up"):
-            await self.cleanup.clean(Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT))
-            if self.plan.retaining and (left := await self.cleanup.find_retained()):
+            await self._remove_all(Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT))
+            if self.plan.retaining and (left := await self._find_retained()):
                 self.tools.on_note(f"kept by the policy Retain, to delete by: kubectl delete {' '.join(left)}")
 
     @asynccontextmanager
@@ -113,7 +131,7 @@ class _Run:
         self.on_step(step)
 
     async def _prepare(self) -> None:
-        if await self.cleanup.clean(Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT)):
+        if await self._remove_all(Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT)):
             self.tools.on_note("deleted what an earlier preflight had left")
         if await self.tools.client.read(kube.NAMESPACES, "", self.plan.space) is None:
             await self._create(kube.NAMESPACES, self.plan.build_namespace())
@@ -226,3 +244,63 @@ class _Run:
         """Create an object; a request whose answer is not awaited might create it after the cleanup."""
         create = partial(self.tools.client.create, resource, manifest)
         await self.tools.finish(f"create {resource.kind}", _CLEANUP_TIMEOUT, create)
+
+    async def _find_retained(self) -> list[str]:
+        """Return what stays of `bound` by the policy Retain, or may, if that may not be read."""
+        found = []
+        for kind, name in sorted(one.split("/") for one in self.bound):
+            resource, policy = _BOUND[kind]
+            try:
+                stored = await self.tools.client.read(resource, "", name)
+                retained = stored is not None and cast("UncheckedObject", stored)["spec"].get(policy) == "Retain"
+            except ForbiddenError:
+                retained = True
+            if retained:
+                found.append(f"{kind}/{name}")
+        return found
+
+    async def _remove_all(self, deadline: Deadline) -> bool:
+        """Delete everything, and return whether there was anything, once it is gone.
+
+        Raises:
+            VolumeCheckError: something still exists at the deadline; the message names it.
+        """
+        found = await self._delete_all(_TRANSFERS, self.plan.namespace, deadline)
+        space = await self.tools.client.read(kube.NAMESPACES, "", self.plan.space)
+        if space is None:
+            return found
+        found = await self._delete_all(_VOLUMES, self.plan.space, deadline) or found
+        if PREFLIGHT_LABELS.items() <= (space["metadata"].get("labels") or {}).items():
+            await self.tools.client.delete(kube.NAMESPACES, "", self.plan.space, uid=space["metadata"]["uid"])
+            await self._wait_namespace(deadline)
+            found = True
+        return found
+
+    async def _delete_all(self, resources: tuple[kube.Resource, ...], namespace: str, deadline: Deadline) -> bool:
+        """Delete the objects of these kinds; return whether there were any, once they are gone."""
+        deleted = False
+        while left := [pair for resource in resources for pair in await self._list(resource, namespace)]:
+            for resource, meta in left:
+                if not meta.get("deletionTimestamp"):
+                    await self.tools.client.delete(resource, namespace, meta["name"], uid=meta["uid"])
+            deleted = True
+            if deadline.expired:
+                names = ", ".join(f"{resource.kind} {namespace}/{meta['name']}" for resource, meta in left)
+                raise VolumeCheckError(f"not deleted yet: {names}; the next preflight deletes them")
+            await self.tools.clock.sleep(_DELETION_SECONDS)
+        return deleted
+
+    async def _list(self, resource: kube.Resource, namespace: str) -> list[tuple[kube.Resource, Metadata]]:
+        found = await self.tools.client.list(Selection(resource, namespace, select_labels(PREFLIGHT_LABELS)))
+        for one in cast("list[UncheckedObject]", found):
+            if volume := (one.get("spec") or {}).get("volumeName"):
+                self.bound.add(f"pv/{volume}")
+            if content := (one.get("status") or {}).get("boundVolumeSnapshotContentName"):
+                self.bound.add(f"volumesnapshotcontent/{content}")
+        return [(resource, one["metadata"]) for one in found]
+
+    async def _wait_namespace(self, deadline: Deadline) -> None:
+        while await self.tools.client.read(kube.NAMESPACES, "", self.plan.space) is not None:
+            if deadline.expired:
+                raise VolumeCheckError(f"not deleted yet: Namespace {self.plan.space}; the next preflight deletes it")
+            await self.tools.clock.sleep(_DELETION_SECONDS)

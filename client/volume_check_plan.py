@@ -1,19 +1,23 @@
-"""What a check of a volume needs: its plan, its objects, and the cleanup of what it leaves behind."""
+"""What a check of a volume needs: its plan, and its objects."""
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, cast
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from client.backups.manifests import OPERATION_TIMEOUT, SnapshotWay, build_snapshot, build_upload_spec
+from client.backups.manifests import (
+    OPERATION_TIMEOUT,
+    SnapshotWay,
+    build_snapshot,
+    build_upload_spec,
+    choose_snapshot_class,
+)
 from client.installation import read_ready_image
 from client.permissions import VOLUME_CHECK_PERMISSIONS
-from core.clock import Clock, Deadline
-from core.errors import AgentError, ConfigError
+from core.errors import ConfigError
 from core.kube import resources as kube
-from core.kube.client import KubeClient, Selection, select_labels
-from core.kube.errors import ForbiddenError
-from core.kube.types import Manifest, Metadata, Object, StorageClass, UncheckedObject, VolumeSnapshotClass
+from core.kube.client import KubeClient, Selection
+from core.kube.types import Manifest, Object, StorageClass, VolumeSnapshotClass
 from core.models.backups import SavedClaim
 from core.models.names import RESTORE_SELECTOR_LABEL
 from core.models.storage import BackupStorageLocation
@@ -155,8 +159,7 @@ def _meta(name: str, namespace: str) -> Manifest:
 
 
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
-_DEFAULT_SNAPSHOT_CLASS = "snapshot.storage.kubernetes.io/is-default-class"
-"""Annotations. Source: Kubernetes v1.34, "Storage Classes"; external-snapshotter v8."""
+"""Annotation. Source: Kubernetes v1.34, "Storage Classes"."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +247,7 @@ async def _find_class(client: KubeClient, name: str | None) -> StorageClass:
             raise ConfigError(f"--storage-class: StorageClass {name} does not exist")
         return found
     classes = await client.list(Selection(kube.STORAGE_CLASSES))
-    default = [one for one in classes if _has(one, _DEFAULT_CLASS)]
+    default = [one for one in classes if (one["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"]
     if len(default) != 1:
         problem = "there is no default StorageClass" if not default else "there are several default StorageClasses"
         raise ConfigError(f"{problem}: --storage-class names one of {_names(classes)}")
@@ -261,17 +264,10 @@ async def _find_snapshot_class(client: KubeClient, name: str | None, driver: str
     if name and not fitting:
         other = classes[0].get("driver")
         raise ConfigError(f"--volume-snapshot-class: {name} is of driver {other}, and the storage class of {driver}")
-    chosen = [one for one in fitting if _has(one, _DEFAULT_SNAPSHOT_CLASS)] if len(fitting) > 1 else fitting
-    if len(chosen) != 1:
-        known = _names(fitting or classes)
-        raise ConfigError(
-            f"no single VolumeSnapshotClass of driver {driver}: --volume-snapshot-class names one of {known}"
-        )
-    return chosen[0]
-
-
-def _has(obj: Object, annotation: str) -> bool:
-    return (obj["metadata"].get("annotations") or {}).get(annotation) == "true"
+    if chosen := choose_snapshot_class(fitting):
+        return chosen
+    known = _names(fitting or classes)
+    raise ConfigError(f"no single VolumeSnapshotClass of driver {driver}: --volume-snapshot-class names one of {known}")
 
 
 def _name(obj: Mapping[str, Any]) -> str:
@@ -280,94 +276,3 @@ def _name(obj: Mapping[str, Any]) -> str:
 
 def _names(objects: Sequence[Object]) -> str:
     return ", ".join(sorted(map(_name, objects))) or "none"
-
-
-_POLL_SECONDS: Final = 0.5
-
-_TRANSFERS: Final = (kube.DATA_DOWNLOADS, kube.DATA_UPLOADS)
-"""Deleted first: an agent cancels one that has not ended, and deletes what it had created for it."""
-
-_VOLUMES: Final = (kube.PODS, kube.VOLUME_SNAPSHOTS, kube.PERSISTENT_VOLUME_CLAIMS)
-
-_BOUND: Final = {
-    "pv": (kube.PERSISTENT_VOLUMES, "persistentVolumeReclaimPolicy"),
-    "volumesnapshotcontent": (kube.VOLUME_SNAPSHOT_CONTENTS, "deletionPolicy"),
-}
-"""What claims and snapshots are bound to, by the name that kubectl takes, and the policy that may keep it."""
-
-
-class LeftoverError(AgentError):
-    """Objects of a check are not deleted in time."""
-
-
-@dataclass(frozen=True)
-class CheckCleanup:
-    """Deletes what checks with the namespaces of `plan` have created.
-
-    `bound` gets what deleted claims and snapshots were bound to, as kubectl names it: a policy may keep it.
-    """
-
-    client: KubeClient
-    clock: Clock
-    plan: CheckPlan
-    bound: set[str] = field(default_factory=set)
-
-    async def find_retained(self) -> list[str]:
-        """Return what stays of `bound` by the policy Retain, or may, if that may not be read."""
-        found = []
-        for kind, name in sorted(one.split("/") for one in self.bound):
-            resource, policy = _BOUND[kind]
-            try:
-                stored = await self.client.read(resource, "", name)
-                retained = stored is not None and cast("UncheckedObject", stored)["spec"].get(policy) == "Retain"
-            except ForbiddenError:
-                retained = True
-            if retained:
-                found.append(f"{kind}/{name}")
-        return found
-
-    async def clean(self, deadline: Deadline) -> bool:
-        """Delete everything, and return whether there was anything, once it is gone.
-
-        Raises:
-            LeftoverError: something still exists at the deadline; the message names it.
-        """
-        found = await self._delete_all(_TRANSFERS, self.plan.namespace, deadline)
-        space = await self.client.read(kube.NAMESPACES, "", self.plan.space)
-        if space is None:
-            return found
-        found = await self._delete_all(_VOLUMES, self.plan.space, deadline) or found
-        if PREFLIGHT_LABELS.items() <= (space["metadata"].get("labels") or {}).items():
-            await self.client.delete(kube.NAMESPACES, "", self.plan.space, uid=space["metadata"]["uid"])
-            await self._wait_namespace(deadline)
-            found = True
-        return found
-
-    async def _delete_all(self, resources: tuple[kube.Resource, ...], namespace: str, deadline: Deadline) -> bool:
-        """Delete the objects of these kinds; return whether there were any, once they are gone."""
-        deleted = False
-        while left := [pair for resource in resources for pair in await self._list(resource, namespace)]:
-            for resource, meta in left:
-                if not meta.get("deletionTimestamp"):
-                    await self.client.delete(resource, namespace, meta["name"], uid=meta["uid"])
-            deleted = True
-            if deadline.expired:
-                names = ", ".join(f"{resource.kind} {namespace}/{meta['name']}" for resource, meta in left)
-                raise LeftoverError(f"not deleted yet: {names}; the next preflight deletes them")
-            await self.clock.sleep(_POLL_SECONDS)
-        return deleted
-
-    async def _list(self, resource: kube.Resource, namespace: str) -> list[tuple[kube.Resource, Metadata]]:
-        found = await self.client.list(Selection(resource, namespace, select_labels(PREFLIGHT_LABELS)))
-        for one in cast("list[UncheckedObject]", found):
-            if volume := (one.get("spec") or {}).get("volumeName"):
-                self.bound.add(f"pv/{volume}")
-            if content := (one.get("status") or {}).get("boundVolumeSnapshotContentName"):
-                self.bound.add(f"volumesnapshotcontent/{content}")
-        return [(resource, one["metadata"]) for one in found]
-
-    async def _wait_namespace(self, deadline: Deadline) -> None:
-        while await self.client.read(kube.NAMESPACES, "", self.plan.space) is not None:
-            if deadline.expired:
-                raise LeftoverError(f"not deleted yet: Namespace {self.plan.space}; the next preflight deletes it")
-            await self.clock.sleep(_POLL_SECONDS)

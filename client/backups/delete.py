@@ -23,7 +23,6 @@ from client.backups.deletion_jobs import (
 from client.backups.retention import (
     Check,
     DeletionError,
-    Place,
     RetentionDecision,
     RetentionRule,
     Situation,
@@ -41,7 +40,6 @@ from core.kube.transport import Deletion
 from core.kube.types import Job
 from core.kube.velero_server import has_velero_server
 from core.models.base import parse_time
-from core.models.storage import BackupStorageLocationSpec
 from core.snapshot_contract import CopyToCheck, DeletedSnapshot
 from nodeagent.config.expose_settings import read_cluster
 
@@ -230,13 +228,7 @@ async def check_plan(tools: Session, plan: DeletionPlan) -> tuple[DeletionPlan, 
     run = _CheckRun(tools, needed)
     for location in _list_locations(plan.transfers):
         await run.look(plan, location)
-    check = Check(
-        wanted=frozenset(one.uid for _, one in plan.transfers),
-        found=_uids(run.found),
-        faults=run.faults,
-        refused=run.refused,
-        locations=run.locations,
-    )
+    check = replace(run.check, wanted=frozenset(one.uid for _, one in plan.transfers), found=_uids(run.found))
     time = run.decide_time(plan.wish.begun) if plan.wish.name is None else None
     settled = await _judge(tools, plan.wish, check, time)
     left = {one.uid for _, one in settled.transfers}
@@ -261,9 +253,7 @@ class _CheckRun:
     tools: Session
     needed: dict[str, Copy]
     found: list[DeletedSnapshot] = field(default_factory=list)
-    faults: dict[str, str | None] = field(default_factory=dict)
-    refused: dict[Place, str] = field(default_factory=dict)
-    locations: dict[str, BackupStorageLocationSpec] = field(default_factory=dict)
+    check: Check = field(default_factory=Check)
     said: dict[str, datetime | None] = field(default_factory=dict)
     at_seconds: float = 0.0
 
@@ -276,18 +266,19 @@ class _CheckRun:
         except ConfigError:
             raise
         except AgentError as e:
-            self.refused[location, None] = str(e)
+            self.check.refused[location, None] = str(e)
             self.said, self.at_seconds = before
             return
         if not self.tools.in_pod and run.ended is not None:
             taken = timedelta(seconds=self.tools.clock.monotonic() - self.at_seconds)
             self.said[_JOB_POD] = run.ended - taken
         self.found += run.found
-        self.locations |= {location: run.spec} if run.spec is not None else {}
-        self.refused |= {(location, namespace): text for namespace, text in run.unread.items()}
+        if run.spec is not None:
+            self.check.locations[location] = run.spec
+        self.check.refused.update({(location, namespace): text for namespace, text in run.unread.items()})
         for uid, one in checks.items():
             if one in run.faults:
-                self.faults[self.needed[uid].uid] = run.faults[one]
+                self.check.faults[self.needed[uid].uid] = run.faults[one]
 
     def _note_times(self, job: Job) -> None:
         self.at_seconds = self.tools.clock.monotonic()

@@ -135,13 +135,17 @@ def _find_snapshot_way(claim: PersistentVolumeClaim, classes: ClusterClasses) ->
     fitting = [one for one in classes.snapshot_classes if one.get("driver") == driver]
     if not fitting:
         return f"no CSI snapshot: no VolumeSnapshotClass has its driver {driver}"
-    marked = [one for one in fitting if _VELERO_CLASS_LABEL in (one["metadata"].get("labels") or {})]
-    default = [one for one in fitting if (one["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"]
-    for chosen in (marked, default, fitting):
-        if len(chosen) == 1:
-            return SnapshotWay(chosen[0]["metadata"]["name"], driver)
+    if chosen := choose_snapshot_class(fitting):
+        return SnapshotWay(chosen["metadata"]["name"], driver)
     names = ", ".join(sorted(one["metadata"]["name"] for one in fitting))
     return f"no CSI snapshot: label one VolumeSnapshotClass of driver {driver} {_VELERO_CLASS_LABEL}=true: {names}"
+
+
+def choose_snapshot_class(fitting: Sequence[VolumeSnapshotClass]) -> VolumeSnapshotClass | None:
+    """Return the class of a driver by which backups take snapshots, of all that it has; None: several are possible."""
+    marked = [one for one in fitting if _VELERO_CLASS_LABEL in (one["metadata"].get("labels") or {})]
+    default = [one for one in fitting if (one["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"]
+    return next((chosen[0] for chosen in (marked, default, fitting) if len(chosen) == 1), None)
 
 
 def _find_pod(claim: PersistentVolumeClaim, pods: Sequence[Pod]) -> MountingPod | str:

@@ -105,9 +105,9 @@ class Check:
 
     wanted: frozenset[str] = frozenset()
     found: frozenset[str] = frozenset()
-    faults: Mapping[str, str | None] = field(default_factory=dict)
-    refused: Mapping[Place, str] = field(default_factory=dict)
-    locations: Mapping[str, BackupStorageLocationSpec] = field(default_factory=dict)
+    faults: dict[str, str | None] = field(default_factory=dict)
+    refused: dict[Place, str] = field(default_factory=dict)
+    locations: dict[str, BackupStorageLocationSpec] = field(default_factory=dict)
 
     def refusal(self, location: str, volume_namespace: str) -> str | None:
         """Return why nothing can be deleted in the repository; None: it can."""

@@ -30,7 +30,7 @@ from client.verifications.report import (
 from client.verifications.verify import VerificationRequest, verify_volumes
 from core.errors import ConfigError
 from core.models.verification import WHOLE_PERCENT
-from nodeagent.runtime.connection import ClusterAccess, connect
+from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 _EXAMPLES: Final = f"""\
 examples:
@@ -111,44 +111,40 @@ backup.add_command(copy)
 @cli.output_option
 @cli.workload_options
 async def _get(
-    names: tuple[str, ...], namespace: str, location: str, form: OutputFormat, access: ClusterAccess
+    names: tuple[str, ...], namespace: str, location: str, form: OutputFormat, cluster: Connection, printer: Printer
 ) -> None:
     """List backups, or the snapshots in a bucket."""
     if location:
-        await groups.get_stored(location, names, namespace, form, access)
+        await groups.get_stored(location, names, namespace, form=form, cluster=cluster, printer=printer)
     else:
-        await groups.get_groups(Backups, names, form=form, access=access, volume_namespace=namespace)
+        await groups.get_groups(Backups, names, form, cluster, printer, volume_namespace=namespace)
 
 
 @backup.command("describe", epilog=_DESCRIBE_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=groups.complete_backups)
 @cli.output_option
 @cli.workload_options
-async def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
+async def _describe(name: str, form: OutputFormat, cluster: Connection, printer: Printer) -> None:
     """Show everything about one backup."""
-    await groups.show_group(Backups, name, form=form, access=access)
+    await groups.show_group(Backups, name, form, cluster, printer)
 
 
 @backup.command("cancel", epilog=_CANCEL_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=groups.complete_backups)
 @cli.workload_options
-async def _cancel(name: str, access: ClusterAccess) -> None:
+async def _cancel(name: str, access: ClusterAccess, cluster: Connection, printer: Printer) -> None:
     """Cancel a backup: end its transfers that have not ended."""
-    printer = Printer()
-    async with connect(access) as cluster:
-        _, canceled, failures = await Backups(cluster.client, cluster.namespace).cancel(name)
+    _, canceled, failures = await Backups(cluster.client, cluster.namespace).cancel(name)
     groups.print_canceled(printer, "backup", name, canceled=canceled, failures=failures, access=access)
 
 
 @backup.command("acknowledge", epilog=_ACKNOWLEDGE_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=groups.complete_backups)
 @cli.workload_options
-async def _acknowledge(name: str, access: ClusterAccess) -> None:
+async def _acknowledge(name: str, cluster: Connection, printer: Printer) -> None:
     """Acknowledge a backup that is Shrunk: that its volumes became so small is right."""
-    printer = Printer()
-    async with connect(access) as cluster:
-        now = cluster.time.now().replace(microsecond=0)
-        volumes, notes, failures = await Backups(cluster.client, cluster.namespace).acknowledge(name, now)
+    now = cluster.time.now().replace(microsecond=0)
+    volumes, notes, failures = await Backups(cluster.client, cluster.namespace).acknowledge(name, now)
     printer.notes(notes)
     if volumes:
         groups.print_volumes(printer, volumes)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -75,18 +75,16 @@ _timeout_option: Final = timeout_option(timedelta(minutes=15), "the Job may take
 @output_option
 @workload_options
 async def ls(
-    *, name: str, place: str, limit: int, after: str, timeout: timedelta, form: OutputFormat, access: ClusterAccess
+    cluster: Connection, printer: Printer, *, name: str, place: str, form: OutputFormat, after: str, **bounds: Any
 ) -> None:
     """List the volumes of a backup, or the files in one."""
-    printer = Printer()
-    async with connect(access) as cluster:
-        backup = await _find(cluster, printer, name)
-        if not place:
-            printer.answer(backup, form, lambda: print_volumes(printer, backup.volumes))
-            return
-        wanted = find_place(backup, place)
-        with working(cluster, printer, f"listing {wanted.shown}") as tools:
-            found = await list_files(tools, wanted, limit=limit, after=after or None, timeout=timeout)
+    backup = await _find(cluster, printer, name)
+    if not place:
+        printer.answer(backup, form, lambda: print_volumes(printer, backup.volumes))
+        return
+    wanted = find_place(backup, place)
+    with working(cluster, printer, f"listing {wanted.shown}") as tools:
+        found = await list_files(tools, wanted, after=after or None, **bounds)
     printer.answer(found, form, lambda: _print(printer, found, wide=form is OutputFormat.WIDE), found.notes)
 
 

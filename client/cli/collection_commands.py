@@ -33,7 +33,7 @@ from core.models.names import DATA_UPLOAD_REQUESTER, SNAPSHOT_REQUESTERS
 from core.models.phases import Phase
 from core.snapshot_contract import StoredSnapshot
 from core.text import format_age
-from nodeagent.runtime.connection import ClusterAccess, Connection, connect
+from nodeagent.runtime.connection import ClusterAccess, Connection
 
 VOLUMES_ONLY: Final = "the backup has the data of volumes only: no manifests, and no hooks run"
 
@@ -173,16 +173,15 @@ complete_restores: Final = _completion(Restores)
 async def get_groups(
     kind: type[Collection[_Transfer, _Group]],
     names: Sequence[str],
-    *,
     form: OutputFormat,
-    access: ClusterAccess,
+    cluster: Connection,
+    printer: Printer,
+    *,
     volume_namespace: str = "",
 ) -> None:
     """Print a row for each group of these names, or for all; with `volume_namespace`, only those with volumes of it."""
-    printer = Printer()
-    async with connect(access) as cluster:
-        collection = kind(cluster.client, cluster.namespace)
-        found = await collection.find(names)
+    collection = kind(cluster.client, cluster.namespace)
+    found = await collection.find(names)
     groups = [
         one
         for one in found.groups
@@ -194,17 +193,15 @@ async def get_groups(
         form,
         lambda: print_groups(printer, groups, cluster.time.now(), wide=form is OutputFormat.WIDE),
         found.notes,
-        absent="" if groups else f"there is no {kind.word} in namespace {access.namespace}",
+        absent="" if groups else f"there is no {kind.word} in namespace {cluster.namespace}",
     )
 
 
 async def show_group(
-    kind: type[Collection[_Transfer, _Group]], name: str, *, form: OutputFormat, access: ClusterAccess
+    kind: type[Collection[_Transfer, _Group]], name: str, form: OutputFormat, cluster: Connection, printer: Printer
 ) -> None:
     """Print everything about one group."""
-    printer = Printer()
-    async with connect(access) as cluster:
-        one, notes = await kind(cluster.client, cluster.namespace).find_one(name)
+    one, notes = await kind(cluster.client, cluster.namespace).find_one(name)
     printer.answer(one, form, lambda: print_group(printer, one, cluster.time.now()))
     printer.notes(notes)
 
@@ -304,16 +301,14 @@ async def read_stored(cluster: Connection, printer: Printer, location: str, name
 
 
 async def get_stored(
-    location: str, names: Sequence[str], namespace: str, form: OutputFormat, access: ClusterAccess
+    location: str, names: Sequence[str], namespace: str, *, form: OutputFormat, cluster: Connection, printer: Printer
 ) -> None:
     """Print what the location holds: of the backups of these names, or all; of one namespace, if it is not empty.
 
     Raises:
         NotFoundError: there is no backup of such a name.
     """
-    printer = Printer()
-    async with connect(access) as cluster:
-        found = await read_stored(cluster, printer, location, (namespace,) if namespace else ())
+    found = await read_stored(cluster, printer, location, (namespace,) if namespace else ())
     if names:
         found = _of_names(found, names)
 

@@ -17,7 +17,6 @@ from client.cli.install_flags import InstallCommand, find_ignored, install_flags
 from client.cli.output import HEADING, OutputFormat, Printer, Styled
 from client.install.manifests import build_installation, read_definitions
 from client.install.options import (
-    CONFIG_MAP,
     DEFAULT_IMAGE,
     TYPOGRAPHIC_QUOTES,
     AgentOptions,
@@ -62,22 +61,19 @@ exit codes:
 @click.option("--force", is_flag=True, help="do not ask, and interrupt transfers that have not ended")
 @click.option("--wait", is_flag=True, hidden=True, help="of Velero: the command always waits")
 @cli.cluster_options
-async def uninstall(access: ClusterAccess, *, yes: bool, force: bool, wait: bool) -> None:  # noqa: ARG001 - as velero uninstall
+async def uninstall(cluster: Connection, printer: Printer, *, yes: bool, force: bool, wait: bool) -> None:  # noqa: ARG001 - as velero uninstall
     """Remove the node agents; backups stay."""
-    printer, ask = Printer(), not (yes or force)
-    async with connect(access) as cluster:
-        plan = await plan_removal(cluster.client, cluster.namespace)
-        if not plan.removed:
-            printer.note(f"there is no installation of ours in namespace {cluster.namespace}")
-            return
-        if not force:
-            refuse_interruption(plan.unfinished)
-        _show(printer, plan)
-        if ask and not cli.confirm("Remove the node agents?", "nothing was removed"):
-            printer.note("nothing was removed")
-            return
-        clock = SystemClock()
-        await remove(cluster.client, clock, plan, lambda place: printer.line(f"{place}: deleted"), force=force)
+    plan = await plan_removal(cluster.client, cluster.namespace)
+    if not plan.removed:
+        printer.note(f"there is no installation of ours in namespace {cluster.namespace}")
+        return
+    if not force:
+        refuse_interruption(plan.unfinished)
+    _show(printer, plan)
+    if not (yes or force or cli.confirm("Remove the node agents?", "nothing was removed")):
+        printer.note("nothing was removed")
+        return
+    await remove(cluster.client, SystemClock(), plan, lambda place: printer.line(f"{place}: deleted"), force=force)
     _show_rest(printer, plan)
 
 
@@ -175,9 +171,8 @@ def _build_agent(given: _Given) -> AgentOptions:
     priority_class = given["node_agent_priority_class_name"] or None
     if priority_class and given["priority_classes"]:
         raise ConfigError("--node-agent-priority-class-name and --priority-classes exclude each other")
-    config_map = None if given["node_agent_config"] is None else CONFIG_MAP
     return AgentOptions(
-        config_map=given["node_agent_configmap"] or config_map,
+        config_map=given["node_agent_configmap"] or None,
         repository_config_map=given["backup_repository_configmap"] or None,
         maintenance_config_map=given["repo_maintenance_job_configmap"] or None,
         priority_class=priority_class,

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -130,6 +130,7 @@ yes_option: Final = add_options(
 def cluster_options(function: _Function) -> _Function:
     """Add the options that say which cluster and namespace; the command gets them as `access`, a ClusterAccess.
 
+    One that has these parameters gets the `cluster`, to which it is connected, and a `printer` for its answer.
     The namespace is never the kubeconfig's, which is the one that the user works in, and not the agents'.
     Source: Velero v1.18, pkg/client/config.go.
     """
@@ -145,9 +146,17 @@ def _add_access(function: _Function, flags: tuple[str, ...]) -> _Function:
     text = "namespace of the agents and of the custom resources"
     text += f" (default: $VELERO_NAMESPACE, then {DEFAULT_NAMESPACE})"
 
+    wanted = inspect.signature(function).parameters.keys()
+
+    async def connected(access: ClusterAccess, given: Mapping[str, Any]) -> None:
+        async with connect(access) as cluster:
+            more = {"access": access, "cluster": cluster, "printer": Printer()}
+            await cast("Awaitable[None]", function(**{key: more[key] for key in more.keys() & wanted}, **given))
+
     @functools.wraps(function)
-    def run(*args: Any, **given: Any) -> object:
-        return function(*args, access=_access({key: given.pop(key) for key in _ACCESS}), **given)
+    def run(**given: Any) -> object:
+        access = _access({key: given.pop(key) for key in _ACCESS})
+        return connected(access, given) if "cluster" in wanted else function(access=access, **given)
 
     return add_options(
         # So that one word means the same in all commands.

@@ -11,7 +11,7 @@ from client.volume_check import CheckStep, VolumeCheckError, check_volume
 from client.volume_check_plan import CheckChoice, plan_check
 from core.errors import AgentError
 from core.kube.client import KubeClient
-from nodeagent.runtime.connection import ClusterAccess, connect
+from nodeagent.runtime.connection import Connection
 from nodeagent.runtime.preflight import judge_definitions, read_definitions
 
 _EXAMPLES: Final = """\
@@ -49,7 +49,9 @@ _SIZE: Final = size_type("a quantity such as 64Mi or 1Gi, at least 2Mi", 1 << 21
 @timeout_option(timedelta(minutes=10), "all steps may take")
 @output_option
 @cluster_options
-async def preflight(access: ClusterAccess, form: OutputFormat, timeout: timedelta, **chosen: str) -> None:
+async def preflight(
+    cluster: Connection, printer: Printer, form: OutputFormat, timeout: timedelta, **chosen: str
+) -> None:
     """Check the installed agents by a small volume."""
     choice = CheckChoice(
         storage_class=chosen["storage_class"] or None,
@@ -58,15 +60,13 @@ async def preflight(access: ClusterAccess, form: OutputFormat, timeout: timedelt
         location=chosen["storage_location"],
         size=chosen["size"] or CheckChoice.size,
     )
-    printer = Printer()
-    async with connect(access) as cluster:
-        with working(cluster, printer, "checking agents, location and classes") as tools:
-            plan = await plan_check(cluster.client, cluster.namespace, choice)
-            if dropped := await _describe_dropped(cluster.client):
-                printer.note(dropped)
-            report = await check_volume(
-                tools, plan, timeout, lambda step: None if form.for_programs else _print_step(printer, step)
-            )
+    with working(cluster, printer, "checking agents, location and classes") as tools:
+        plan = await plan_check(cluster.client, cluster.namespace, choice)
+        if dropped := await _describe_dropped(cluster.client):
+            printer.note(dropped)
+        report = await check_volume(
+            tools, plan, timeout, lambda step: None if form.for_programs else _print_step(printer, step)
+        )
     if form.for_programs:
         printer.document(report.to_wire(), form)
     elif report.snapshot_id:

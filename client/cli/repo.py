@@ -27,7 +27,7 @@ from core.models.verification import SHARES, VerificationOutcome
 from core.snapshot_contract import SnapshotVerdict
 from core.text import format_age
 from nodeagent.maintenance.rules import Hold
-from nodeagent.runtime.connection import ClusterAccess, Connection, connect
+from nodeagent.runtime.connection import ClusterAccess, Connection
 
 _PHASES: Final[Mapping[str, str]] = {
     RepositoryPhase.READY: GOOD,
@@ -347,16 +347,13 @@ _complete_names: Final = cli.completing(lambda cluster: cli.list_names(cluster, 
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete_names)
 @cli.output_option
 @cli.cluster_options
-async def _get(names: Sequence[str], form: OutputFormat, access: ClusterAccess) -> None:
+async def _get(names: Sequence[str], form: OutputFormat, cluster: Connection, printer: Printer) -> None:
     """List backup repositories, with their last and next maintenance."""
-    printer = Printer()
-    async with connect(access) as cluster:
-        found = await _reader(cluster).summarize(names)
-        now = cluster.time.now()
+    found = await _reader(cluster).summarize(names)
     printer.answer(
         found,
         form,
-        lambda: print_list(printer, found, now, wide=form is OutputFormat.WIDE),
+        lambda: print_list(printer, found, cluster.time.now(), wide=form is OutputFormat.WIDE),
         found.notes,
         absent="" if found.repositories else f"there is no BackupRepository in namespace {cluster.namespace}",
     )
@@ -366,13 +363,10 @@ async def _get(names: Sequence[str], form: OutputFormat, access: ClusterAccess) 
 @click.argument("name", metavar="NAME", shell_complete=_complete_names)
 @cli.output_option
 @cli.cluster_options
-async def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
+async def _describe(name: str, form: OutputFormat, cluster: Connection, printer: Printer) -> None:
     """Show everything about one backup repository."""
-    printer = Printer()
-    async with connect(access) as cluster:
-        found = await _reader(cluster).describe(name)
-        now = cluster.time.now()
-    printer.answer(found, form, lambda: print_details(printer, found, now), found.notes)
+    found = await _reader(cluster).describe(name)
+    printer.answer(found, form, lambda: print_details(printer, found, cluster.time.now()), found.notes)
 
 
 def _reader(cluster: Connection) -> RepositoryReader:
@@ -382,13 +376,10 @@ def _reader(cluster: Connection) -> RepositoryReader:
 @repo.command("connect-command", epilog=_CONNECT_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=_complete_names)
 @cli.cluster_options
-async def _connect_command(name: str, access: ClusterAccess) -> None:
+async def _connect_command(name: str, access: ClusterAccess, cluster: Connection, printer: Printer) -> None:
     """Print the shell lines that connect kopia to one backup repository, read-only."""
-    async with connect(access) as cluster:
-        repository = await read_repository(cluster.client, cluster.namespace, name)
-        location_name = repository.spec.backup_storage_location
-        location = await read_location(cluster.client, cluster.namespace, location_name)
-    printer = Printer()
+    repository = await read_repository(cluster.client, cluster.namespace, name)
+    location = await read_location(cluster.client, cluster.namespace, repository.spec.backup_storage_location)
     given = (("--context", access.kubecontext), ("--kubeconfig", access.kubeconfig))
     for line in build_connect_lines(repository, location, [f"{flag}={value}" for flag, value in given if value]):
         printer.line(line)
@@ -399,10 +390,8 @@ async def _connect_command(name: str, access: ClusterAccess) -> None:
 @cli.timeout_option(timedelta(minutes=15), "the Job may take")
 @cli.output_option
 @cli.cluster_options
-async def _report(name: str, timeout: timedelta, form: OutputFormat, access: ClusterAccess) -> None:
+async def _report(name: str, timeout: timedelta, form: OutputFormat, cluster: Connection, printer: Printer) -> None:
     """List kopia snapshots of one backup repository that no backup refers to."""
-    printer = Printer()
-    async with connect(access) as cluster:
-        with cli.working(cluster, printer, f"preparing the report of {name}") as tools:
-            found = await report_snapshots(tools, name, timeout=timeout)
+    with cli.working(cluster, printer, f"preparing the report of {name}") as tools:
+        found = await report_snapshots(tools, name, timeout=timeout)
     printer.answer(found, form, lambda: print_report(printer, found, wide=form is OutputFormat.WIDE), found.notes)

@@ -1,8 +1,8 @@
 """The command `nodeagent restore`: volumes of a backup or from a bucket into new PVCs, or into those that exist."""
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -78,21 +78,6 @@ _BY_POD: Final = "restore-wait"
 _SIZE: Final = cli.size_type("such as 10Gi")
 
 
-@dataclass(frozen=True)
-class _Wish:
-    """What the user asked for; `location` is the bucket to look in, or None, `again` the command that repeats it.
-
-    `in_place` is about volumes that exist; None: new PVCs are created.
-    """
-
-    request: RequestedRestore
-    source: Source
-    location: str | None
-    ignore_velero_server: bool
-    again: str
-    in_place: InPlaceWish | None = None
-
-
 @click.command("create", cls=cli.UserCommand, epilog=_EXAMPLES)
 @click.argument("name", metavar="[NAME]", default="")
 @click.option("--from-backup", metavar="NAME", default="", help="backup; of Velero's in a bucket, the UID")
@@ -130,17 +115,9 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
     )
     if not OBJECT_NAME.fullmatch(request.name):
         raise ConfigError(f'"{request.name}" is no name of a restore: up to 253 lowercase letters, digits, "-" and "."')
-    wish = _Wish(
-        request,
-        source,
-        given["from_storage_location"] or None,
-        ignore_velero_server=given["ignore_velero_server"],
-        again=_repetition(request.name),
-        in_place=in_place,
-    )
     by_pod = given["method"] == _BY_POD
     creation = groups.Creation(Restores, request.name, form, access, Printer(), wait=given["wait"], waiting_pods=by_pod)
-    creation.run(_create(creation, wish))
+    creation.run(_create(creation, request, source, in_place, given))
 
 
 def _repetition(name: str) -> str:
@@ -182,18 +159,24 @@ def _parse_mappings(flag: str, text: str) -> dict[str, str]:
     return pairs
 
 
-async def _create(creation: groups.Creation[RestoreTransfer, Restore], wish: _Wish) -> None:
+async def _create(
+    creation: groups.Creation[RestoreTransfer, Restore],
+    request: RequestedRestore,
+    source: Source,
+    in_place: InPlaceWish | None,
+    given: Mapping[str, Any],
+) -> None:
     printer, wait = creation.printer, creation.wait
     async with connect(creation.access) as cluster:
         tools = Session.of(cluster, printer.note)
-        if not wish.ignore_velero_server:
+        if not given["ignore_velero_server"]:
             benefit = "and it also restores manifests and runs hooks"
             if text := await explain_velero_server(cluster.client, cluster.namespace, "restore", benefit):
                 raise RestoreError(text)
-        volumes, request = await _find_volumes(wish, cluster, printer), wish.request
+        volumes = await _find_volumes(source, given["from_storage_location"], cluster, printer)
         if creation.waiting_pods:
             request = replace(request, wait_image=await read_ready_image(cluster.client, cluster.namespace))
-        begun = await _begin(creation, wish, tools=tools, request=request, volumes=volumes)
+        begun = await _begin(creation, in_place, tools=tools, request=request, volumes=volumes)
         if begun is None:
             printer.note("nothing was restored")
             return
@@ -216,17 +199,18 @@ async def _create(creation: groups.Creation[RestoreTransfer, Restore], wish: _Wi
 
 async def _begin(
     creation: groups.Creation[RestoreTransfer, Restore],
-    wish: _Wish,
+    in_place: InPlaceWish | None,
     *,
     tools: Session,
     request: RequestedRestore,
     volumes: Sequence[SavedVolume],
 ) -> tuple[bool, list[WaitingPod]] | None:
     """Return whether something was created, and the pods that wait; None if the user does not want it."""
+    again = _repetition(request.name)
     try:
-        if wish.in_place is not None:
+        if in_place is not None:
             begun = await confirm_and_start(
-                creation, wish.in_place, tools=tools, request=request, volumes=volumes, again=wish.again
+                creation, in_place, tools=tools, request=request, volumes=volumes, again=again
             )
             return None if begun is None else (begun, [])
         with creation.printer.progress(f"checking the volumes of {request.name}"):
@@ -237,12 +221,12 @@ async def _begin(
     except RestoreError as e:
         if not creation.started:
             raise
-        raise RestoreError(f"{e}; to continue: {wish.again}") from e
+        raise RestoreError(f"{e}; to continue: {again}") from e
 
 
-async def _find_volumes(wish: _Wish, cluster: Connection, printer: Printer) -> Sequence[SavedVolume]:
-    source = wish.source
-    if not wish.location:
+async def _find_volumes(source: Source, location: str, cluster: Connection, printer: Printer) -> Sequence[SavedVolume]:
+    """Return the volumes by the backups in the cluster, or by what the bucket of the location holds."""
+    if not location:
         backups = Backups(cluster.client, cluster.namespace)
         found = await backups.list_named(source.backup) if source.backup else None
         if found is None or not found.groups:
@@ -251,7 +235,7 @@ async def _find_volumes(wish: _Wish, cluster: Connection, printer: Printer) -> S
         printer.notes(found.notes)
         return choose_from_backups(found.groups, source)
     namespaces = {claim.namespace for claim in source.claims} or {source.namespace} - {""}
-    stored = await groups.read_stored(cluster, printer, wish.location, sorted(namespaces))
+    stored = await groups.read_stored(cluster, printer, location, sorted(namespaces))
     printer.notes(stored.notes)
     return choose_stored(stored, source)
 
@@ -306,27 +290,25 @@ restore.add_command(create)
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=groups.complete_restores)
 @cli.output_option
 @cli.workload_options
-async def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess) -> None:
+async def _get(names: tuple[str, ...], form: OutputFormat, cluster: Connection, printer: Printer) -> None:
     """List restores."""
-    await groups.get_groups(Restores, names, form=form, access=access)
+    await groups.get_groups(Restores, names, form, cluster, printer)
 
 
 @restore.command("describe", epilog=_DESCRIBE_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=groups.complete_restores)
 @cli.output_option
 @cli.workload_options
-async def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
+async def _describe(name: str, form: OutputFormat, cluster: Connection, printer: Printer) -> None:
     """Show everything about one restore."""
-    await groups.show_group(Restores, name, form=form, access=access)
+    await groups.show_group(Restores, name, form, cluster, printer)
 
 
 @restore.command("cancel", epilog=_CANCEL_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=groups.complete_restores)
 @cli.workload_options
-async def _cancel(name: str, access: ClusterAccess) -> None:
+async def _cancel(name: str, access: ClusterAccess, cluster: Connection, printer: Printer) -> None:
     """Cancel a restore: end its transfers that have not ended."""
-    printer = Printer()
-    async with connect(access) as cluster:
-        with cli.working(cluster, printer, f"canceling {name}") as tools:
-            canceled, failures = await cancel_restore(tools, name)
+    with cli.working(cluster, printer, f"canceling {name}") as tools:
+        canceled, failures = await cancel_restore(tools, name)
     groups.print_canceled(printer, "restore", name, canceled=canceled, failures=failures, access=access)

@@ -14,7 +14,7 @@ from typing import Final
 
 from client.collections.collection import Backups
 from client.collections.models import BackupOrigin, BackupVolume, build_backup
-from client.session import Session
+from client.session import Session, interrupted_by_signals
 from client.text import print_line
 from client.verifications.report import VerificationError, VerifiedVolume, VolumeOutcome
 from client.verifications.verify import VerificationRequest, verify_volumes
@@ -57,7 +57,8 @@ def run_words(words: Sequence[str]) -> int:
     """
     request, access = _parse(words)
     try:
-        message = asyncio.run(_run(request, access))
+        with interrupted_by_signals():
+            message = asyncio.run(_run(request, access))
     except AgentError as e:
         _write_message(one_line(str(e)))
         raise

@@ -8,7 +8,7 @@ from dataclasses import replace
 from client.collections.collection import VolumeProgress
 from client.schedules.request import ScheduleRequest, parse_run
 from client.schedules.scheduled_run import ScheduleTools, run_schedule
-from client.session import Session
+from client.session import Session, interrupted_by_signals
 from client.text import format_bytes, print_line
 from core.models.backups import RetentionReport
 from core.models.base import format_time
@@ -20,7 +20,8 @@ from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 def run_words(words: Sequence[str]) -> int:
     """Run the command with the words after its name, and return the exit code; AgentError: the run failed."""
     request, access = parse_run(words)
-    asyncio.run(_run(request, access))
+    with interrupted_by_signals():
+        asyncio.run(_run(request, access))
     return 0
 
 

@@ -178,14 +178,11 @@ async def _create(name: str, access: ClusterAccess, form: OutputFormat, choice: 
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete)
 @cli.output_option
 @cli.workload_options
-async def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess) -> None:
+async def _get(
+    names: tuple[str, ...], form: OutputFormat, access: ClusterAccess, cluster: Connection, printer: Printer
+) -> None:
     """List schedules, with their last and next run."""
-    printer = Printer()
-    async with connect(access) as cluster:
-        found = await _find(cluster, names)
-        now = cluster.time.now()
-
-    wide = form is OutputFormat.WIDE
+    found, now, wide = await _find(cluster, names), cluster.time.now(), form is OutputFormat.WIDE
     renewals = [
         f"schedule {one.name} deletes by older rules of retention: run "
         + cli.command_for(access, f"nodeagent schedule renew {one.name}")
@@ -199,7 +196,7 @@ async def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess
             _WIDE_HEADERS if wide else _HEADERS, [_row(one, now, wide=wide) for one in found.schedules]
         ),
         [*found.notes, *renewals],
-        absent="" if found.schedules else f"there is no schedule in namespace {access.namespace}",
+        absent="" if found.schedules else f"there is no schedule in namespace {cluster.namespace}",
     )
 
 
@@ -227,16 +224,14 @@ def _row(one: store.Schedule, now: datetime, *, wide: bool) -> list[Cell]:
 @click.argument("name", metavar="NAME", shell_complete=_complete)
 @cli.dry_run_option
 @cli.workload_options
-async def _run(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
+async def _run(name: str, cluster: Connection, printer: Printer, *, dry_run: bool) -> None:
     """Run a schedule now, with your own permissions."""
-    printer = Printer()
-    async with connect(access) as cluster:
-        request = await store.read_request(cluster.client, cluster.namespace, name)
-        if not dry_run:
-            await run_schedule(build_tools(cluster, printer.line), request)
-            return
-        with printer.progress(f"checking schedule {name}") as show:
-            preview = await preview_schedule(build_tools(cluster, show, on_note=printer.note), request)
+    request = await store.read_request(cluster.client, cluster.namespace, name)
+    if not dry_run:
+        await run_schedule(build_tools(cluster, printer.line), request)
+        return
+    with printer.progress(f"checking schedule {name}") as show:
+        preview = await preview_schedule(build_tools(cluster, show, on_note=printer.note), request)
     for volume in preview.volumes:
         printer.line(f"back up {volume.claim.namespace}/{volume.claim.name} by {volume.method}")
     if preview.deletion is not None:
@@ -252,12 +247,12 @@ async def _run(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
 @click.argument("name", metavar="NAME", shell_complete=_complete)
 @cli.output_option
 @cli.workload_options
-async def _retention(name: str, form: OutputFormat, access: ClusterAccess) -> None:
+async def _retention(
+    name: str, form: OutputFormat, access: ClusterAccess, cluster: Connection, printer: Printer
+) -> None:
     """Say of each copy that a schedule has made why it stays or goes."""
-    printer = Printer()
-    async with connect(access) as cluster:
-        request = await store.read_request(cluster.client, cluster.namespace, name)
-        found = await explain_retention(build_tools(cluster, printer.note).session, request)
+    request = await store.read_request(cluster.client, cluster.namespace, name)
+    found = await explain_retention(build_tools(cluster, printer.note).session, request)
     notes = [f"{cli.command_for(access, f'nodeagent schedule run {name} --dry-run')} also looks at the snapshots"]
     if not request.deletes:
         notes.insert(0, f"schedule {name} deletes nothing: it has neither --ttl nor --keep-...")
@@ -286,11 +281,9 @@ def _print_retention(printer: Printer, found: RetentionExplanation) -> None:
 @schedule.command("renew", epilog=_RENEW_EXAMPLES)
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete)
 @cli.workload_options
-async def _renew(names: tuple[str, ...], access: ClusterAccess) -> None:
+async def _renew(names: tuple[str, ...], cluster: Connection, printer: Printer) -> None:
     """Give schedules the image of the agents, today's rules and permissions."""
-    async with connect(access) as cluster:
-        printer = Printer()
-        failures = await store.renew_schedules(Session.of(cluster, printer.note), names, printer.line)
+    failures = await store.renew_schedules(Session.of(cluster, printer.note), names, printer.line)
     if failures:
         raise ScheduleError("; ".join(failures))
 
@@ -298,10 +291,8 @@ async def _renew(names: tuple[str, ...], access: ClusterAccess) -> None:
 @schedule.command("delete", epilog=_DELETE_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=_complete)
 @cli.workload_options
-async def _delete(name: str, access: ClusterAccess) -> None:
+async def _delete(name: str, cluster: Connection, printer: Printer) -> None:
     """Delete a schedule; its backups stay."""
-    printer = Printer()
-    async with connect(access) as cluster:
-        request = await store.read_request(cluster.client, cluster.namespace, name)
-        await store.delete_schedule(store.OwnedObjects(Session.of(cluster, printer.note), request, printer.line))
+    request = await store.read_request(cluster.client, cluster.namespace, name)
+    await store.delete_schedule(store.OwnedObjects(Session.of(cluster, printer.note), request, printer.line))
     printer.note(f"the backups of schedule {name} stay: nodeagent backup get shows them")

@@ -14,7 +14,7 @@ from client.ui.live import Details, Live
 from client.ui.server import Pages, serve
 from core.clock import SystemClock
 from core.errors import ConfigError
-from nodeagent.runtime.connection import ClusterAccess, connect
+from nodeagent.runtime.connection import Connection
 
 _EXAMPLES: Final = """\
 examples:
@@ -37,22 +37,20 @@ exit codes:
 @click.option("--port", type=click.IntRange(0, 65535), metavar="PORT", default=0, help="port (default: a free one)")
 @click.option("--no-browser", is_flag=True, help="open no browser")
 @cluster_options
-async def ui(access: ClusterAccess, *, port: int, no_browser: bool) -> None:
+async def ui(cluster: Connection, printer: Printer, *, port: int, no_browser: bool) -> None:
     """Show what is going on, in a browser: volumes, transfers, queue, repositories."""
-    printer, clock = Printer(), SystemClock()
-    async with connect(access) as cluster:
-        reader = StatusReader(cluster.client, cluster.namespace, now=cluster.time.now)
-        # A cluster that does not answer is an error now; later, the page says so.
-        await reader.read_rules(())
-        live = Live(cluster.client, cluster.namespace, reader, clock)
-        details = Details(cluster.client, cluster.namespace, now=cluster.time.now, clock=clock)
-        try:
-            async with serve(Pages(live, details), port) as url:
-                printer.line(url)
-                printer.note("the address works once, in one browser; Ctrl-C ends the server")
-                if not no_browser:
-                    with suppress(webbrowser.Error):
-                        await asyncio.to_thread(webbrowser.open, url)
-                await live.run()
-        except OSError as e:
-            raise ConfigError(f"--port: cannot listen on 127.0.0.1:{port}: {e.strerror}") from e
+    clock, reader = SystemClock(), StatusReader(cluster.client, cluster.namespace, now=cluster.time.now)
+    # A cluster that does not answer is an error now; later, the page says so.
+    await reader.read_rules(())
+    live = Live(cluster.client, cluster.namespace, reader, clock)
+    details = Details(cluster.client, cluster.namespace, now=cluster.time.now, clock=clock)
+    try:
+        async with serve(Pages(live, details), port) as url:
+            printer.line(url)
+            printer.note("the address works once, in one browser; Ctrl-C ends the server")
+            if not no_browser:
+                with suppress(webbrowser.Error):
+                    await asyncio.to_thread(webbrowser.open, url)
+            await live.run()
+    except OSError as e:
+        raise ConfigError(f"--port: cannot listen on 127.0.0.1:{port}: {e.strerror}") from e

@@ -4,19 +4,15 @@ click is imported here and in the modules of these commands alone, and only when
 """
 
 import logging
-import os
-import signal
-import stat
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from types import FrameType
 from typing import Final
 
 import click
 from click.shell_completion import ShellComplete
 
 from client.cli.output import NoteHandler
+from client.session import interrupted_by_signals
 from core.errors import AgentError, ConfigError
 from core.kube.errors import NotServedError, UnauthorizedError, UnreachableError
 from core.text import ask, close_name
@@ -157,46 +153,3 @@ def complete_for_kubectl(words: Sequence[str]) -> str:
     names = [one for one in found if one.type == "plain"]
     lines = [f"{one.value}\t{one.help}" if one.help else f"{one.value}" for one in names]
     return "\n".join([*lines, _NO_FILES if len(names) == len(found) else _ALSO_FILES, ""])
-
-
-# The signals that end a command for users as Ctrl-C does, so that it removes what it has made for itself.
-# asyncio cancels a command on SIGINT alone; by default, others would end it before any cleanup.
-
-_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
-
-
-@contextmanager
-def interrupted_by_signals() -> Generator[None]:
-    """Interrupt what runs within the block by SIGTERM, and by SIGHUP unless it is ignored, as below nohup.
-
-    Raises:
-        KeyboardInterrupt: a signal came.
-    """
-    before = {number: signal.getsignal(number) for number in _ENDING}
-    for number, handler in before.items():
-        if handler is signal.SIG_DFL:
-            signal.signal(number, _interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _interrupt(number: int, _frame: FrameType | None) -> None:
-    if number == signal.SIGHUP:
-        _leave_terminal()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # So shells without job control start commands in the background. asyncio cancels its tasks after this too.
-        raise KeyboardInterrupt
-    signal.raise_signal(signal.SIGINT)
-
-
-def _leave_terminal() -> None:
-    """Write to nothing: a terminal that has hung up answers with an error, which would end the cleanup."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        with suppress(OSError):
-            if stat.S_ISCHR(os.fstat(fd).st_mode):
-                os.dup2(null, fd)
-    os.close(null)

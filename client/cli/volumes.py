@@ -13,7 +13,7 @@ from client.status.read import StatusReader
 from client.text import format_ago, format_bytes
 from core.text import format_age
 from nodeagent.coverage.states import Coverage, CoverageState, VolumeCoverage
-from nodeagent.runtime.connection import ClusterAccess, connect
+from nodeagent.runtime.connection import Connection
 
 _ROWS: Final = 100
 """Rows of a table beside those that need attention; a wide answer has all of them."""
@@ -68,12 +68,11 @@ exit codes:
 @click.option("--state", "states", type=click.Choice(_STATES), multiple=True, help="only this state; may be repeated")
 @output_option
 @workload_options
-async def volumes(access: ClusterAccess, form: OutputFormat, *, namespace: str, states: Sequence[str]) -> None:
+async def volumes(
+    cluster: Connection, printer: Printer, form: OutputFormat, *, namespace: str, states: Sequence[str]
+) -> None:
     """Show which volumes are protected, and why the others are not."""
-    printer = Printer()
-    async with connect(access) as cluster:
-        reader = StatusReader(cluster.client, cluster.namespace, now=cluster.time.now)
-        snapshot = await reader.read_volumes(namespace)
+    snapshot = await StatusReader(cluster.client, cluster.namespace, now=cluster.time.now).read_volumes(namespace)
     coverage = snapshot.coverage or Coverage()
     every = [one for one in coverage.volumes if namespace in {"", one.namespace}]
     chosen = tuple(one for one in every if not states or one.state in states)

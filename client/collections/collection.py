@@ -48,6 +48,9 @@ _LONGEST_PAUSE_SECONDS: Final = 5.0
 _PAUSE_SHARE: Final = 0.1
 """Of the time that has passed, between two lists of the transfers: a short wait ends promptly, a long one asks less."""
 
+_VOLUMES_PER_SECOND: Final = 100
+"""That a long wait lists at most: 5,000 transfers are some 15 MB, which the API server reads from etcd each time."""
+
 _WINDOW_SECONDS: Final = 30.0
 """Movers report every few seconds, and by leaps: a rate over less time would jump."""
 
@@ -230,8 +233,9 @@ class Collection(ABC, Generic[_Transfer, _Group]):
             show(meter.read(group, clock.monotonic()))
             if all(one.phase.final for one in group.volumes):
                 return group
+            longest = max(_LONGEST_PAUSE_SECONDS, len(group.volumes) / _VOLUMES_PER_SECOND)
             pause = (clock.monotonic() - began) * _PAUSE_SHARE
-            await clock.sleep(min(_LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, pause)))
+            await clock.sleep(min(longest, max(_SHORTEST_PAUSE_SECONDS, pause)))
 
     async def cancel(self, name: str) -> tuple[_Group, list[Volume], list[str]]:
         """Request the cancellation of the transfers of our group that have not ended.

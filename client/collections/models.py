@@ -15,6 +15,7 @@ from core.models.base import WireModel
 from core.models.phases import RUNNING_PHASES, Phase
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from core.models.units import parse_count, parse_duration
+from core.models.verification import Verification
 
 BackupTransfer = DataUpload | PodVolumeBackup
 RestoreTransfer = DataDownload | PodVolumeRestore
@@ -70,6 +71,7 @@ class BackupVolume(GroupVolume):
 
     `saved` is the PVC as it was; None: the transfer does not have it. `files` of None: not known, or a block volume.
     `shrunk` of None: it is not Shrunk. `by_block`: it was read as a device, also if it has a file system.
+    `verification` is the last one of its data.
     """
 
     method: Method
@@ -79,6 +81,7 @@ class BackupVolume(GroupVolume):
     files: int | None = None
     shrunk: Shrinkage | None = None
     by_block: bool = False
+    verification: Verification | None = None
 
     @property
     def stored(self) -> bool:
@@ -206,6 +209,7 @@ def _build_backup_volume(transfer: BackupTransfer) -> BackupVolume:
         files=parse_count(annotations.get(wire.FILES_ANNOTATION, "")),
         shrunk=Shrinkage.from_annotations(annotations),
         by_block=transfer.by_block,
+        verification=Verification.from_annotations(annotations),
         **_facts_of(transfer),
     )
 

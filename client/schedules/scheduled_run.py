@@ -178,6 +178,8 @@ async def _exists(tools: ScheduleTools, run: ScheduleRun) -> bool:
 async def _verify(tools: ScheduleTools, backup: Backup, run: ScheduleRun) -> None:
     """Read all files of the backup back; the result is recorded on its transfers."""
     volumes, _ = choose_volumes(backup, ())
+    # An earlier pod of the Job may have failed after it: not all data is read again.
+    volumes = [one for one in volumes if one.verification is None or not one.verification.whole]
     request = VerificationRequest(WHOLE_PERCENT, restore=False, timeout=_VERIFICATION_TIMEOUT)
     verified = await verify_volumes(tools.session, volumes, request)
     report = VerificationReport(backup=backup.name, volumes=verified, notes=[])

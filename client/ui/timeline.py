@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import pairwise
 from typing import Final
 
 from client.status.describe import TransferDetails, find_stages
@@ -64,12 +63,11 @@ def build_timeline(one: TransferDetails, now: datetime) -> Timeline | None:
     def place(moment: datetime) -> float:
         return min(max((moment - created).total_seconds() / whole, 0.0), 1.0) * WIDTH
 
-    known = [(stage.name, place(stage.began)) for stage in find_stages(one, now)]
     marks = [Mark(f"interrupted: {end.cause}", place(end.at)) for end in one.interruptions]
     segments = []
-    for (name, start), (_, until) in pairwise([*known, ("end", WIDTH)]):
-        width = max(0.0, until - start)
-        segments.append(Segment(name, start, width, whole * width / WIDTH))
+    for stage in find_stages(one, now):
+        start, until = place(stage.began), place(stage.ended)
+        segments.append(Segment(stage.name, start, until - start, whole * (until - start) / WIDTH))
     return Timeline(segments, marks, whole)
 
 

@@ -42,6 +42,11 @@ class Verification(WireModel):
         return self.outcome is VerificationOutcome.PASSED
 
     @property
+    def whole(self) -> bool:
+        """Whether all was read, and right."""
+        return self.passed and self.percent == WHOLE_PERCENT
+
+    @property
     def rank(self) -> tuple[datetime, bool]:
         """Orders verifications, the last one last: of several at the same time, one that failed."""
         return self.at, not self.passed

@@ -163,6 +163,15 @@ async def test_classes_are_found_and_those_that_retain_are_in_the_plan() -> None
     assert plan.retaining == classes
 
 
+@pytest.mark.usefixtures("_allowed")
+async def test_the_class_of_the_snapshot_is_the_one_that_backups_take() -> None:
+    world = _ready_cluster()
+    default = {"annotations": {"snapshot.storage.kubernetes.io/is-default-class": "true"}}
+    for name, meta in (("default", default), ("taken", {"labels": {"velero.io/csi-volumesnapshot-class": "true"}})):
+        world.put("VolumeSnapshotClass", "snapshot.storage.k8s.io/v1", name, driver="csi.example.com", metadata=meta)
+    assert (await plan_check(world.client, "velero", CheckChoice())).snapshot_class == "taken"
+
+
 async def test_an_interrupted_check_deletes_everything() -> None:
     world = _World(answers={f"DataUpload {_PLAN.name}": {"phase": "InProgress"}})
     task = asyncio.create_task(world.check(timedelta(days=1)), name="check")

@@ -164,7 +164,7 @@ def test_a_shrunk_or_damaged_copy_does_not_justify_that_a_full_one_goes() -> Non
     damaged = make_copy("e", 1, damaged=True)
     assert find_witnesses([*copies[:3], damaged]) == {copies[0].series: copies[1]}
     every = frozenset(uids.values())
-    lost = {uids[name]: "its snapshot is not in default" for name in "bd"}
+    lost: dict[str, str | None] = {uids[name]: "its snapshot is not in default" for name in "bd"}
     judged = _judge(*copies, check=Check(every, every, lost))
     assert all(Rule.UNCONFIRMED in _rules(judged[name]) for name in "ab")
 

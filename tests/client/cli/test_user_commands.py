@@ -8,14 +8,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 import click
 import pytest
 from click.shell_completion import ShellComplete
 
+from client.cli import run_restore_test, run_schedule
 from client.cli.options import confirm
-from client.cli.user_commands import _root, interrupted_by_signals
+from client.cli.user_commands import _root
+from client.session import interrupted_by_signals
 from nodeagent.__main__ import complete, main
 from tests.client.support.commands import reach
 from tests.client.support.user_scene import NAME, UserScene
@@ -132,6 +135,35 @@ def test_a_signal_cancels_the_command_which_cleans_up(number: signal.Signals, ba
         asyncio.run(command())
     assert cleaned == [number]
     assert signal.getsignal(number) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (run_schedule, ["night", "--pvc=app/data"]),
+        (run_restore_test, ["DataUpload", "night", "--agent-namespace=velero"]),
+    ],
+    ids=["schedule", "restore test"],
+)
+def test_a_command_whose_pod_is_deleted_cleans_up(
+    module: ModuleType, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux ignores SIGTERM for the first process of a container, unless it has a handler."""
+    cleaned = []
+
+    async def run(*_: object) -> None:
+        try:
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(True)
+
+    monkeypatch.setattr(module, "_run", run)
+    with pytest.raises(KeyboardInterrupt):
+        module.run_words(words)
+    assert cleaned
 
 
 def test_ctrl_c_at_a_question_ends_the_command_which_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:

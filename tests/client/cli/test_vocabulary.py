@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 import click
 import pytest
 
-from client.cli import preflight
+from client.cli import options, preflight
 from client.cli.user_commands import _root
 from client.volume_check_plan import CheckChoice
 from core.errors import ConfigError
@@ -186,7 +186,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         found.append((namespace, choice.location))
         raise ConfigError("enough")
 
-    monkeypatch.setattr(preflight, "connect", connect)
+    monkeypatch.setattr(options, "connect", connect)
     monkeypatch.setattr(preflight, "plan_check", plan_check)
     return found
 

@@ -120,6 +120,17 @@ async def test_a_long_wait_asks_less_often_and_never_for_other_transfers() -> No
     assert set(_lists(scene)) == {"nodeagent.io/backup=night"}
 
 
+async def test_a_long_wait_for_many_volumes_lists_a_hundred_of_them_per_second() -> None:
+    clock = _CountingClock()
+    scene = await _started("night", clock=clock)
+    (raw,) = scene.kube.objects(DATA_UPLOADS)
+    for number in range(599):
+        scene.kube.put(raw | {"metadata": raw["metadata"] | {"name": f"night-{number}", "uid": f"u{number}"}})
+    clock.steps = [partial(setattr, clock, "seconds", 3600.0), partial(scene.move, "data", "Completed")]
+    await _backups(scene).wait("night", clock, lambda _: None)
+    assert clock.sleeps == [1.0, 6.0]
+
+
 async def test_an_outage_of_the_api_server_is_waited_for() -> None:
     scene = await _started("night")
     scene.kube.fail_next("GET", "/datauploads", "lost", times=10)

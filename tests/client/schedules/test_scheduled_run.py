@@ -258,6 +258,22 @@ async def test_nothing_is_deleted_when_a_second_pod_cannot_verify_the_backup(ver
     assert {"s-first-data", "s-second-data"} < verified.kube.bucket.keys()
 
 
+@pytest.mark.parametrize(("outcome", "reads"), [(VerificationOutcome.PASSED, 1), (VerificationOutcome.FAILED, 2)])
+async def test_a_second_pod_of_a_job_that_failed_reads_only_what_did_not_pass(
+    verified: ScheduleScene, outcome: VerificationOutcome, reads: int
+) -> None:
+    verified.old.put("Job", "night-1", "batch/v1", meta={"creationTimestamp": "2026-11-21T02:00:00Z"})
+    verified.kube.verified = outcome
+    for _ in range(2):
+        with pytest.raises(ScheduleError, match="PVC app/loose"):
+            await run_schedule(
+                verified.tools("night-1"), verified.request(DATA, ClaimName("app", "loose"), verify=True)
+            )
+    made = [one for one in verified.kube.requests if one.method == "POST" and one.path.endswith("/jobs")]
+    assert len(made) == reads
+    assert verified.lines.count(f"verification of app/data: {outcome}") == reads
+
+
 async def test_a_backup_that_failed_is_not_verified(scene: ScheduleScene) -> None:
     scene.end_backups("Failed")
     with pytest.raises(ScheduleError, match="is Failed: PVC app/data is Failed"):
