@@ -291,8 +291,8 @@ func uploadVolume(
 	uploader.CheckpointInterval = time.Duration(decided.CheckpointSeconds * float64(time.Second))
 	uploader.Progress = report
 	report.roughly = decided.RoughEstimate
-	// All that a checkpoint has is read, or compared with the parents, from now on.
-	uploader.CheckpointLabels = map[string]string{tagPrefix + decided.ChangesTag: formatTime(w.Time().Add(-clockTick))}
+	// All that a checkpoint has is read, or compared with the parents, from now on. How exact times are is not known yet.
+	uploader.CheckpointLabels = map[string]string{tagPrefix + decided.ChangesTag: formatTime(w.Time().Add(-coarseTick))}
 
 	cancelOnSignal(uploader.Cancel)
 
