@@ -84,34 +84,38 @@ type result struct {
 	DeleteFault string             `json:"delete_fault"`
 }
 
-// attachBackup adds the subcommand mover-backup, which opens the repository once.
+// backup offers what the repository has of a source, and backs it up as is decided. From is nil if that is a directory.
+type backup func(
+	ctx context.Context, rep repo.Repository, source snapshot.SourceInfo, from *device, decisions io.Reader, report *report,
+) error
+
+// attachBackup adds a subcommand for a backup, which opens the repository once.
 //
 // Standard output has JSON lines: {"offer": …} once it is open, {"progress": …}, and {"result": …}. The decision is read
-// from standard input in between. SIGTERM ends the backup with an incomplete snapshot.
-func attachBackup(parser *kingpin.Application) {
-	command := parser.Command("mover-backup", "Back up a source as standard input decides (for the data mover)").Hidden()
-	source := command.Flag("source", "Source, as user@host:path").Required().String()
-	fd := command.Flag("device-fd", "Inherited descriptor of the device, if the source is one").Int()
-	size := command.Flag("device-size", "Size of the device, in bytes").Int64()
+// from standard input in between. SIGTERM ends the backup with an incomplete snapshot, or a checkpoint if some are saved.
+func attachBackup(parser *kingpin.Application, name, help string, isDevice bool, do backup) {
+	command := parser.Command(name, help+" as standard input decides (for the data mover)").Hidden()
+	text := command.Flag("source", "Source, as user@host:path").Required().String()
+	fd, size := deviceFlags(command)
 	command.Action(opener{parser}.action(func(ctx context.Context, rep repo.Repository, report *report) error {
-		parsed, err := parseSource(rep, *source)
+		source, err := parseSource(rep, *text)
 		if err != nil {
 			return err
 		}
 
 		var from *device
 
-		if *fd != 0 {
+		if isDevice || *fd != 0 {
 			if from, err = openDevice(*fd, *size, false); err != nil {
 				return err
 			}
 		}
 
-		return backUp(ctx, rep, parsed, from, os.Stdin, report)
+		return do(ctx, rep, source, from, os.Stdin, report)
 	}))
 }
 
-// backUp offers what the repository has of the source, and backs it up as is decided. From is nil if that is a directory.
+// backUp is the backup of a directory, or of a device as one file.
 func backUp(
 	ctx context.Context, rep repo.Repository, source snapshot.SourceInfo, from *device, decisions io.Reader, report *report,
 ) error {
@@ -291,8 +295,8 @@ func uploadVolume(
 	uploader.CheckpointInterval = time.Duration(decided.CheckpointSeconds * float64(time.Second))
 	uploader.Progress = report
 	report.roughly = decided.RoughEstimate
-	// All that a checkpoint has is read, or compared with the parents, from now on.
-	uploader.CheckpointLabels = map[string]string{tagPrefix + decided.ChangesTag: formatTime(w.Time().Add(-clockTick))}
+	// All that a checkpoint has is read, or compared with the parents, from now on. How exact times are is not known yet.
+	uploader.CheckpointLabels = map[string]string{tagPrefix + decided.ChangesTag: formatTime(w.Time().Add(-coarseTick))}
 
 	cancelOnSignal(uploader.Cancel)
 

@@ -57,7 +57,9 @@ type checkpointer struct {
 	beyond map[int]struct{}
 
 	saving sync.Mutex
+	// saved may not be in the repository if that is unsure.
 	saved  *snapshot.Manifest
+	unsure bool
 }
 
 func (c *checkpointer) finish(at int) {
@@ -110,7 +112,7 @@ func (c *checkpointer) save(ctx context.Context, reason string) error {
 	defer c.saving.Unlock()
 
 	writer, w, list := c.writer, c.writer.w, c.writer.list[:c.done()]
-	if len(list) == 0 || c.saved != nil && c.saved.Stats.TotalFileSize == list.size() {
+	if len(list) == 0 || c.saved != nil && !c.unsure && c.saved.Stats.TotalFileSize == list.size() {
 		return nil
 	}
 
@@ -133,8 +135,7 @@ func (c *checkpointer) save(ctx context.Context, reason string) error {
 
 	err = writer.saveSnapshot(ctx, made)
 	if made.ID != "" {
-		// It may be in the repository even after an error.
-		c.saved = made
+		c.saved, c.unsure = made, err != nil
 	}
 
 	return err

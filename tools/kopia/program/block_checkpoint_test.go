@@ -312,6 +312,45 @@ func TestOneCheckpointIsThereAtATime(t *testing.T) {
 	}
 }
 
+// flakyWriter has one flush fail: the second one, which writes a checkpoint.
+type flakyWriter struct {
+	repo.DirectRepositoryWriter
+
+	flushes int
+}
+
+func (f *flakyWriter) Flush(ctx context.Context) error {
+	if f.flushes++; f.flushes == 2 {
+		return errors.New("no answer")
+	}
+
+	return f.DirectRepositoryWriter.Flush(ctx)
+}
+
+func TestCheckpointThatMayNotBeStoredIsSavedAgain(t *testing.T) {
+	b := newBench(t)
+	b.interrupt(newSeeded().bytes(4*blockSize), 4, blockDecision{}, func(ctx context.Context, writer *blockWriter) {
+		flaky := &flakyWriter{DirectRepositoryWriter: writer.w.(repo.DirectRepositoryWriter)} //nolint:forcetypeassert // tests
+		writer.w = flaky
+
+		if err := writer.checkpoint.save(ctx, upload.IncompleteReasonCheckpoint); err == nil {
+			t.Fatal("a checkpoint was saved")
+		}
+
+		for range 2 {
+			must(t, writer.checkpoint.save(ctx, upload.IncompleteReasonCanceled))
+		}
+
+		if flaky.flushes != 4 {
+			t.Errorf("%v flushes", flaky.flushes)
+		}
+	})
+
+	if found := b.saved(); len(found) != 1 || found[0].IncompleteReason != upload.IncompleteReasonCanceled {
+		t.Errorf("the checkpoints are %+v", found)
+	}
+}
+
 func TestAbandonedCheckpointsAreFound(t *testing.T) {
 	b, ctx := newBench(t), context.Background()
 	id := b.saveSome(make([]byte, 2*blockSize), 2, blockDecision{})

@@ -4,14 +4,12 @@ import (
 	"context"
 	"io"
 	"math/rand/v2"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/alecthomas/kingpin/v2"
 	"github.com/pkg/errors"
 
 	"github.com/kopia/kopia/fs"
@@ -72,32 +70,7 @@ type blockResult struct {
 	CheckpointFault string `json:"checkpoint_fault"`
 }
 
-// attachBlockWrite adds the subcommand block-write, whose dialogue is that of mover-backup. SIGTERM ends the backup with a
-// checkpoint, if some are saved.
-func attachBlockWrite(parser *kingpin.Application) {
-	command := parser.Command("block-write", "Back up a device as standard input decides (for the data mover)").Hidden()
-	source := command.Flag("source", "Source, as user@host:path").Required().String()
-	fd, size := deviceFlags(command)
-	command.Action(opener{parser}.action(func(ctx context.Context, rep repo.Repository, report *report) error {
-		opened, err := openDevice(*fd, *size, false)
-		if err != nil {
-			return err
-		}
-
-		parsed, err := parseSource(rep, *source)
-		if err != nil {
-			return err
-		}
-
-		return backUpDevice(ctx, rep, parsed, opened, os.Stdin, report)
-	}))
-}
-
-func deviceFlags(command *kingpin.CmdClause) (*int, *int64) {
-	return command.Flag("device-fd", "Inherited descriptor of the device").Required().Int(),
-		command.Flag("device-size", "Size of the device, in bytes").Required().Int64()
-}
-
+// backUpDevice is the backup of a device by block.
 func backUpDevice(
 	ctx context.Context, rep repo.Repository, source snapshot.SourceInfo, from *device, decisions io.Reader, report *report,
 ) error {

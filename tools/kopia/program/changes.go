@@ -31,6 +31,7 @@ import (
 // kubelet sets. A live volume that was restored is read once.
 //
 // A storage's snapshot of a volume in use can have a file's new times and old content, because the kernel writes data later.
+// That is so of a volume that is labeled at its mount too.
 
 const (
 	// kopia never stores this bit.
@@ -41,6 +42,10 @@ const (
 
 	// The clock of the kernel's times of files may be so far behind.
 	clockTick = 10 * time.Millisecond
+
+	// Some file systems cut times to seconds, such as ext4 with inodes of 128 bytes, and FAT to two: a file that is read can
+	// change once more without a new time.
+	coarseTick = 2 * time.Second
 
 	// The kernel writes data so long after it has changed: 30 seconds, and up to 5 until the next look.
 	// Source: Linux, mm/page-writeback.c (dirty_expire_interval, dirty_writeback_interval).
@@ -96,7 +101,7 @@ func watchChanges(
 
 	changed, err := changeTime(path)
 	if err == nil {
-		c.observe(changed)
+		c.observe(changed, root.ModTime())
 	}
 
 	relabeled := mayBeCopy && !c.most.IsZero() && changed.After(c.most) && allChanged(path, c.most)
@@ -121,8 +126,15 @@ func watchChanges(
 // until returns the time up to which a snapshot that was begun at start has all changes. A device has no times of changes.
 // What was idle before its state was taken has all data too: it has what was not changed later.
 func (c *changes) until(start time.Time) time.Time {
-	newest, until := time.Unix(0, c.newest.Load()), start.Add(-clockTick)
-	if newest.UnixNano() != 0 && newest.Before(until) {
+	newest, tick := time.Unix(0, c.newest.Load()), clockTick
+	known := newest.UnixNano() != 0
+
+	if known && newest.Nanosecond() == 0 {
+		tick = coarseTick
+	}
+
+	until := start.Add(-tick)
+	if known && newest.Before(until) {
 		until = newest
 	}
 
@@ -137,15 +149,19 @@ func (c *changes) until(start time.Time) time.Time {
 	return until.UTC()
 }
 
-// observe takes no later changes, which are not the workload's but of the mount: between the volume's state and its mount, the
-// live volume may have changed.
-func (c *changes) observe(changed time.Time) {
-	if !c.most.IsZero() && changed.After(c.most) {
-		return
-	}
+// observe takes the first of an entry's times, that of its change and that of its content, that is not of the mount: between
+// the volume's state and its mount, the live volume may have changed.
+func (c *changes) observe(times ...time.Time) {
+	for _, at := range times {
+		if !c.most.IsZero() && at.After(c.most) {
+			continue
+		}
 
-	nanos := changed.UnixNano()
-	for seen := c.newest.Load(); nanos > seen && !c.newest.CompareAndSwap(seen, nanos); seen = c.newest.Load() {
+		nanos := at.UnixNano()
+		for seen := c.newest.Load(); nanos > seen && !c.newest.CompareAndSwap(seen, nanos); seen = c.newest.Load() {
+		}
+
+		return
 	}
 }
 
@@ -185,7 +201,7 @@ func (w *watched) watch(ctx context.Context, entry fs.Entry) (fs.Entry, error) {
 
 	changed, err := changeTime(entry.LocalFilesystemPath())
 	if _, failed := entry.(fs.ErrorEntry); err == nil {
-		w.changes.observe(changed)
+		w.changes.observe(changed, entry.ModTime())
 	} else if !failed && !os.IsNotExist(err) {
 		return nil, err
 	}
@@ -247,7 +263,13 @@ func (c *changes) compare(entry fs.Entry, changed time.Time) (older bool, others
 	older = c.checked
 
 	for i, one := range c.parents {
-		if !c.copied[i] && (changed.After(one.Until) || c.mayLackData(i, entry)) {
+		at := changed
+		if c.copied[i] {
+			// All of the volume has a new one.
+			at = time.Time{}
+		}
+
+		if at.After(one.Until) || c.mayLackData(i, entry, at) {
 			older = true
 		} else {
 			others = append(others, i)
@@ -257,10 +279,18 @@ func (c *changes) compare(entry fs.Entry, changed time.Time) (older bool, others
 	return older, others
 }
 
-// mayLackData returns whether a parent may have the times of an entry and not yet its data. A write sets no later time.
-func (c *changes) mayLackData(index int, entry fs.Entry) bool {
-	unsure, modified := c.unsure[index], entry.ModTime()
-	if !modified.After(unsure.after) || modified.After(unsure.until) {
+// mayLackData returns whether a parent may have the times of an entry and not yet its data. A write sets no later time; a
+// program may set an earlier one, but not that of the change.
+func (c *changes) mayLackData(index int, entry fs.Entry, changed time.Time) bool {
+	var last time.Time
+
+	for _, at := range []time.Time{entry.ModTime(), changed} {
+		if unsure := c.unsure[index]; at.After(unsure.after) && !at.After(unsure.until) && at.After(last) {
+			last = at
+		}
+	}
+
+	if last.IsZero() {
 		return false
 	}
 
@@ -268,7 +298,7 @@ func (c *changes) mayLackData(index int, entry fs.Entry) bool {
 	// An error comes again when the entry is read.
 	_ = unix.Statx(unix.AT_FDCWD, entry.LocalFilesystemPath(), unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BTIME, &status)
 
-	return status.Mask&unix.STATX_BTIME == 0 || modified.Sub(toTime(status.Btime)) > writtenAtOnce
+	return status.Mask&unix.STATX_BTIME == 0 || last.Sub(toTime(status.Btime)) > writtenAtOnce
 }
 
 // watchFile hides a file from parents that are older than its last change; one that has it since, such as a checkpoint of

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/alecthomas/kingpin/v2"
 	"github.com/pkg/errors"
 	"golang.org/x/sys/unix"
 )
@@ -28,6 +29,12 @@ type device struct {
 	holes atomic.Bool
 
 	readBytes atomic.Int64
+}
+
+// deviceFlags adds the flags for an open device; openDevice refuses what they have by default.
+func deviceFlags(command *kingpin.CmdClause) (*int, *int64) {
+	return command.Flag("device-fd", "Inherited descriptor of the device").Int(),
+		command.Flag("device-size", "Size of the device, in bytes").Int64()
 }
 
 // openDevice takes over a descriptor that this process has inherited, which must be of a device with this size: no path

@@ -28,9 +28,9 @@ func newApplication() *kingpin.Application {
 	parser.UsageWriter(os.Stdout)
 	parser.UsageTemplate(kingpin.CompactUsageTemplate)
 	app.Attach(parser)
-	attachBackup(parser)
+	attachBackup(parser, "mover-backup", "Back up a source", false, backUp)
+	attachBackup(parser, "block-write", "Back up a device", true, backUpDevice)
 	attachRestore(parser)
-	attachBlockWrite(parser)
 	attachBlockRead(parser, opener{parser}.action)
 	attachBlockFetch(parser)
 
