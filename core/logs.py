@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO, TypedDict, Unpack
 
@@ -59,23 +59,6 @@ def fields(**values: Unpack[Fields]) -> dict[str, Any]:
     They become one attribute of the record, since logging rejects `name` in a plain `extra`; the other keys work there.
     """
     return {_ATTRIBUTE: values}
-
-
-class BoundLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger that adds bound fields; fields of a call take precedence."""
-
-    def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[object, MutableMapping[str, Any]]:
-        """Merge the bound fields with the fields of this call."""
-        extra = dict(kwargs.get("extra") or {})
-        extra[_ATTRIBUTE] = {**(self.extra or {}), **extra.get(_ATTRIBUTE, {})}
-        return msg, {**kwargs, "extra": extra}
-
-
-def bind(logger: logging.Logger | BoundLogger, **values: Unpack[Fields]) -> BoundLogger:
-    """Return a logger that adds `values` and the fields of `logger` to each record."""
-    if isinstance(logger, BoundLogger):
-        return BoundLogger(logger.logger, {**(logger.extra or {}), **values})
-    return BoundLogger(logger, dict(values))
 
 
 def set_up_logging(

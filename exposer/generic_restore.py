@@ -30,24 +30,9 @@ from core.models.base import parse_time
 from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.phases import Interruption
 from core.models.reasons import PendingReason
+from exposer import in_place
 from exposer.causes import CauseFinder
 from exposer.expose_run import ExposeRun, check_copies, delete_copies, ensure_cache, ensure_copies, read_storage_access
-from exposer.in_place import (
-    OwnClaim,
-    check_existing,
-    delete_shown,
-    device_name,
-    ensure_shown,
-    ensure_taken,
-    find_users,
-    give_back,
-    is_given_away,
-    is_released,
-    is_taken_by,
-    record_claim,
-    shown_name,
-    take_over_lent,
-)
 from exposer.manifests import (
     build_changed_volume,
     build_restore_claim,
@@ -107,7 +92,7 @@ class GenericRestoreExposer:
             leave_to_velero(request.settings.template)
         target = await self._read_target(request, reader)
         await self._place(request, target, reader)
-        await check_existing(request, target=target, reader=reader)
+        await in_place.check_existing(request, target=target, reader=reader)
         await check_copies(reader, request.copies)
 
     @or_pending
@@ -125,7 +110,7 @@ class GenericRestoreExposer:
         """Raise ExposeError if anything else uses the existing volume, or a new one cannot get the target's mode."""
         if request.volume:
             volume = await self._client.read(PERSISTENT_VOLUMES, "", request.volume)
-            if volume is not None and (users := await find_users(self._client, volume)):
+            if volume is not None and (users := await in_place.find_users(self._client, volume)):
                 raise ExposeError(f"PersistentVolume {request.volume} is in use: {users}")
         elif request.by_block:
             kept = await self.read_volume(request)
@@ -140,13 +125,13 @@ class GenericRestoreExposer:
     async def read_volume(self, request: RestoreRequest) -> KeptVolume:
         """Return the restored volume, before its rebind starts; raise ExposeError if PVC or volume no longer exist."""
         owner = request.owner
-        await take_over_lent(self._client, request)
+        await in_place.take_over_lent(self._client, request)
         place = f"PersistentVolumeClaim {owner.namespace}/{owner.name} with the restored data"
         claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS)
         if claim is None:
             raise ExposeError(f"{place} no longer exists")
         name = claim["spec"].get("volumeName", "")
-        if request.volume and name == device_name(request.volume):
+        if request.volume and name == in_place.device_name(request.volume):
             name = request.volume
         volume = await self._client.read(PERSISTENT_VOLUMES, "", name) if name else None
         if volume is None:
@@ -167,7 +152,7 @@ class GenericRestoreExposer:
         pending = pending or await delete_claim(self._client, owner, owner.name, marks=marks)
         pending = pending or await delete_claim(self._client, owner, cache_claim_name(owner))
         if pending is None and request.by_block and request.volume:
-            pending = await delete_shown(self._client, owner.uid, request.volume)
+            pending = await in_place.delete_shown(self._client, owner.uid, request.volume)
         if pending is None and marks:
             pending = await find_marked_volume(self._client, owner)
         pending = pending or await delete_copies(self._client, request.copies)
@@ -219,11 +204,11 @@ class GenericRestoreExposer:
         self, request: RestoreRequest, run: ExposeRun, target: PersistentVolumeClaim, *, node: str | None
     ) -> PersistentVolumeClaim:
         """Return the restore PVC; an existing volume is taken for it first."""
-        await take_over_lent(self._client, request)
-        existing = await check_existing(request, target=target, reader=self._client)
+        await in_place.take_over_lent(self._client, request)
+        existing = await in_place.check_existing(request, target=target, reader=self._client)
         if existing is not None:
-            taken = await ensure_taken(self._client, run, request=request, volume=existing)
-            existing = await ensure_shown(self._client, run, request=request, volume=taken)
+            taken = await in_place.ensure_taken(self._client, run, request=request, volume=existing)
+            existing = await in_place.ensure_shown(self._client, run, request=request, volume=taken)
         excluded = request.settings.excluded_metadata
         manifest = build_restore_claim(
             request.owner, target, node=node, excluded=excluded, volume=existing, by_block=request.by_block
@@ -326,21 +311,21 @@ class GenericRestoreExposer:
         """Give the existing volume of an unfinished restore, taken or only released, back to its PVC; None: done."""
         if request.volume is None:
             return None
-        await take_over_lent(self._client, request)
+        await in_place.take_over_lent(self._client, request)
         volume = await self._client.read(PERSISTENT_VOLUMES, "", request.volume)
-        own = OwnClaim(request.owner.namespace, request.target_namespace, request.target_claim)
-        if volume is not None and is_taken_by(volume, request.owner):
-            attached = None if is_given_away(volume, own) else shown_name(request, volume)
+        own = in_place.OwnClaim(request.owner.namespace, request.target_namespace, request.target_claim)
+        if volume is not None and in_place.is_taken_by(volume, request.owner):
+            attached = None if in_place.is_given_away(volume, own) else in_place.shown_name(request, volume)
             pending = await self._delete_pod_and_claim(request.owner, attached=attached)
-            pending = pending or await delete_shown(self._client, request.owner.uid, request.volume)
+            pending = pending or await in_place.delete_shown(self._client, request.owner.uid, request.volume)
             if pending:
                 return pending
             volume = await self._client.read(PERSISTENT_VOLUMES, "", request.volume)
         if volume is None:
             return None
         target = await self._client.read(PERSISTENT_VOLUME_CLAIMS, request.target_namespace, request.target_claim)
-        if is_taken_by(volume, request.owner) or is_released(volume, request, target):
-            await give_back(self._client, volume, own)
+        if in_place.is_taken_by(volume, request.owner) or in_place.is_released(volume, request, target):
+            await in_place.give_back(self._client, volume, own)
         return None
 
     async def _rebind(
@@ -350,14 +335,14 @@ class GenericRestoreExposer:
         if not _claimed_by(volume, target):
             _check_owned(request, volume)
             # By these, garbage collection deletes it or, once it is bound to the target, restores its policy.
-            marks = {"labels": request.owner.labels, "annotations": record_claim(request, kept.reclaim_policy)}
+            marks = {"labels": request.owner.labels, "annotations": in_place.record_claim(request, kept.reclaim_policy)}
             marks = marks if kept.provisioned else {}
             volume = await set_reclaim_policy(self._client, volume, RETAIN, marks=marks)
-            shown = shown_name(request, volume) if request.volume else name
+            shown = in_place.shown_name(request, volume) if request.volume else name
             names = () if request.volume else attachment_names(volume, request.nodes)
             pending = await self._delete_pod_and_claim(request.owner, attached=shown, names=names)
             if pending is None and shown != name:
-                pending = await delete_shown(self._client, request.owner.uid, name)
+                pending = await in_place.delete_shown(self._client, request.owner.uid, name)
             if pending:
                 return pending
             # Read again: its controller has recorded meanwhile that the PVC was deleted.
@@ -390,9 +375,9 @@ class GenericRestoreExposer:
 
     async def _explain_device(self, request: RestoreRequest) -> str:
         """Return the end of a message: which PersistentVolume still names the storage of a deleted existing one."""
-        name = device_name(request.volume) if request.by_block and request.volume else ""
+        name = in_place.device_name(request.volume) if request.by_block and request.volume else ""
         device = await self._client.read(PERSISTENT_VOLUMES, "", name) if name else None
-        own = device is not None and is_taken_by(device, request.owner)
+        own = device is not None and in_place.is_taken_by(device, request.owner)
         return f": PersistentVolume {name}, which stays, names its storage" if own else ""
 
     async def _change_mode(self, request: RestoreRequest, kept: KeptVolume, volume: PersistentVolume) -> Pending:

@@ -43,6 +43,7 @@ from exposer.ownership import (
     name_other_restore,
     original_policy,
     patch_if_there,
+    patch_volume,
     read_owned,
     set_reclaim_policy,
     without_marks,
@@ -352,9 +353,7 @@ async def give_back(client: KubeClient, volume: PersistentVolume, own: OwnClaim)
     there, and retained.
     """
     if is_given_away(volume, own):
-        kept = without_marks(volume, volume["spec"].get("persistentVolumeReclaimPolicy"))
-        if kept["metadata"]:
-            await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, kept)
+        await patch_volume(client, volume, without_marks(volume, volume["spec"].get("persistentVolumeReclaimPolicy")))
         return
     reference = volume["spec"].get("claimRef") or {}
     claim = await client.read(PERSISTENT_VOLUME_CLAIMS, own.namespace, own.name)
@@ -366,6 +365,4 @@ async def give_back(client: KubeClient, volume: PersistentVolume, own: OwnClaim)
     if not bound and (not here or reference.get("uid")):
         patch["spec"]["claimRef"] = point_at_claim(own.namespace, own.name)
         patch["metadata"].setdefault("annotations", {})[BOUND_BY_CONTROLLER] = None
-    elif not patch["metadata"] and patch["spec"].items() <= volume["spec"].items():
-        return
-    await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
+    await patch_volume(client, volume, patch)

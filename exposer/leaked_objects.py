@@ -96,7 +96,7 @@ async def replace_base_snapshots(client: KubeClient, request: SnapshotRequest) -
 
 async def delete_base_snapshot(client: KubeClient, content: VolumeSnapshotContent) -> Pending | None:
     """Delete a base snapshot and its content; None once there is none."""
-    if content["spec"].get("deletionPolicy") != DELETE and not content["metadata"].get("deletionTimestamp"):
+    if not content["metadata"].get("deletionTimestamp"):
         await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"deletionPolicy": DELETE}})
     return await delete_object(client, VOLUME_SNAPSHOT_CONTENTS, content)
 

@@ -13,7 +13,7 @@ from core.kube.types import Manifest, NodeRequirement, ObjectT, Pod, PodTolerati
 from core.models.base import CustomResource
 from core.models.names import OWNER_UID_LABEL
 from core.models.transfer_settings import InPlace
-from core.models.transfers import Transfer
+from core.models.transfers import PodReference, Transfer
 from exposer.settings import BackupPVCSettings, CacheVolume, ExposeSettings
 
 LINUX: Final = "linux"
@@ -186,28 +186,50 @@ class CopyPlan:
         return tuple(dict.fromkeys((*self.recorded, *self.needed)))
 
 
-@dataclass(frozen=True)
-class SnapshotRequest:
-    """Expose the data of a CSI snapshot in a mover pod.
+@dataclass(frozen=True, kw_only=True)
+class ExposeRequest:
+    """What all requests have: the settings are those for the attempt of `owner`.
 
-    `location` is the name of the BackupStorageLocation, here and in the other requests; `copied` is what the custom
-    resource was accepted with (`CopyPlan.recorded`). `requested_at` is when the transfer was created, by the API
-    server's clock: a snapshot of the same name that was created later is a different one. `by_block`: as a device, also
-    where the source has a file system. `fell_back`: no longer, since an earlier step found that its class has none.
-    `completed`: the backup is complete.
+    `location` is the name of the BackupStorageLocation. `requested_at` is when the transfer was created, by the API
+    server's clock: a snapshot of the same name that was created later is a different one. `copied` is what the custom
+    resource was accepted with (`CopyPlan.recorded`). `by_block`: as a device, also where the volume has a file system.
     """
 
     owner: Owner
-    source_namespace: str
-    source_claim: str
-    volume_snapshot: str
-    storage_class: str
     location: str
     settings: ExposeSettings
     operation_timeout: timedelta | None = None
     requested_at: datetime | None = None
     copied: tuple[str, ...] = ()
     by_block: bool = False
+
+    @classmethod
+    def of(cls, cr: Transfer, settings: ExposeSettings, **more: Any) -> Self:  # noqa: ANN401 - the fields of a kind
+        """Return the request of `cr`."""
+        return cls(
+            owner=Owner.of(cr),
+            location=cr.spec.backup_storage_location,
+            settings=settings.for_attempt(cr),
+            operation_timeout=cr.operation_timeout,
+            requested_at=cr.metadata.creation_timestamp,
+            copied=cr.copies,
+            by_block=cr.by_block,
+            **more,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotRequest(ExposeRequest):
+    """Expose the data of a CSI snapshot in a mover pod.
+
+    `fell_back`: no longer as a device, since an earlier step found that its class has none. `completed`: the backup is
+    complete.
+    """
+
+    source_namespace: str
+    source_claim: str
+    volume_snapshot: str
+    storage_class: str
     fell_back: bool = False
     completed: bool = False
 
@@ -227,31 +249,23 @@ class SnapshotRequest:
         return self.backup_pvc.storage_class or self.storage_class
 
 
-@dataclass(frozen=True)
-class RestoreRequest:
+@dataclass(frozen=True, kw_only=True)
+class RestoreRequest(ExposeRequest):
     """Expose a volume in a mover pod, to be bound to the target PVC later.
 
     `volume` names the existing PersistentVolume that the data goes into; None: a new one.
     `for_windows`: only Windows nodes can read it. `base_snapshot` is namespace and name of a VolumeSnapshot that was
-    taken for the DataDownload alone, which was created at `requested_at`. `restore` is the restore that it is part of.
-    `by_block`: a device is written, also for a target with a file system, which `fs_type` names, if it is known.
-    `nodes` are those on which its movers ran.
+    taken for the DataDownload alone. `restore` is the restore that it is part of. `fs_type` is the file system of the
+    target, if it is known. `nodes` are those on which its movers ran.
     """
 
-    owner: Owner
     target_namespace: str
     target_claim: str
-    location: str
-    settings: ExposeSettings
-    operation_timeout: timedelta | None = None
     cache: CacheVolume | None = None
     for_windows: bool = False
-    copied: tuple[str, ...] = ()
     volume: str | None = None
     base_snapshot: tuple[str, str] | None = None
-    requested_at: datetime | None = None
     restore: str | None = None
-    by_block: bool = False
     fs_type: str | None = None
     nodes: tuple[str, ...] = ()
 
@@ -261,40 +275,17 @@ class RestoreRequest:
         return CopyPlan(self.owner, self.target_namespace, self.settings.restore_copies, self.copied)
 
 
-@dataclass(frozen=True)
-class WorkloadRef:
-    """Reference to a workload pod: by UID, or by name alone where `uid` is None."""
-
-    namespace: str
-    name: str
-    uid: str | None
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-    def matches(self, pod: Pod) -> bool:
-        """Return whether `pod` (a v1 Pod as JSON dict) of that name is the referenced one.
-
-        A user may omit the UID when creating a custom resource, because Velero never reads it.
-        Source: Velero v1.18, pkg/exposer/pod_volume.go.
-        """
-        return self.uid in {None, pod["metadata"]["uid"]}
-
-
-@dataclass(frozen=True)
-class PodVolumeRequest:
+@dataclass(frozen=True, kw_only=True)
+class PodVolumeRequest(ExposeRequest):
     """Expose one volume of a workload pod, as mounted on its node, in a mover pod.
 
     `verb` is BACKUP or RESTORE; only a restore has a `cache`, the UID of its Restore in `restore`, and
     `in_place` if the volume may have data.
     """
 
-    owner: Owner
     verb: MoverVerb
-    workload: WorkloadRef
+    workload: PodReference
     volume: str
-    location: str
-    settings: ExposeSettings
     cache: CacheVolume | None = None
     restore: str | None = None
     in_place: InPlace | None = None

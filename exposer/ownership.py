@@ -17,7 +17,7 @@ from hashlib import sha256
 from typing import Any, Final, cast
 
 from core.errors import ExposeError
-from core.kube.client import Deletion, KubeClient, Selection, select_labels
+from core.kube.client import Deletion, KubeClient, Selection, is_patched, select_labels
 from core.kube.errors import ForbiddenError, KubeError, NotFoundError, UnreachableError
 from core.kube.resources import (
     EVENTS,
@@ -176,7 +176,9 @@ def name_other_restore(claim: PersistentVolumeClaim, restore: str | None) -> str
 async def patch_if_there(
     client: KubeClient, resource: Resource, obj: Object, patch: Manifest, *, subresource: str = ""
 ) -> None:
-    """Apply `patch` to `obj`, as it was just read, or its subresource, unless it was deleted or recreated."""
+    """Apply `patch` to `obj`, as it was just read, or its subresource, unless it has it already, or was replaced."""
+    if is_patched(obj, patch):
+        return
     meta = obj["metadata"]
     guarded = patch | {"metadata": patch.get("metadata", {}) | {"uid": meta["uid"]}}
     try:
@@ -320,11 +322,14 @@ async def set_reclaim_policy(
     client: KubeClient, volume: PersistentVolume, policy: str, *, marks: Manifest | None = None
 ) -> PersistentVolume:
     """Return `volume` with that reclaim policy, and the labels and annotations of `marks` beside its own."""
-    added, meta = marks or {}, cast("Manifest", volume["metadata"])
-    marked = all((meta.get(field) or {}).items() >= added[field].items() for field in added)
-    if volume["spec"].get("persistentVolumeReclaimPolicy") == policy and marked:
+    patch: Manifest = {"metadata": marks or {}, "spec": {"persistentVolumeReclaimPolicy": policy}}
+    return await patch_volume(client, volume, patch)
+
+
+async def patch_volume(client: KubeClient, volume: PersistentVolume, patch: Manifest) -> PersistentVolume:
+    """Return `volume`, as it was just read, with this patch, which is not sent if the volume has it already."""
+    if is_patched(volume, patch):
         return volume
-    patch: Manifest = {"metadata": added, "spec": {"persistentVolumeReclaimPolicy": policy}}
     return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
 
@@ -345,10 +350,7 @@ async def replace_volume(client: KubeClient, owner: Owner, volume: PersistentVol
 
 async def restore_reclaim_policy(client: KubeClient, volume: PersistentVolume, policy: str) -> PersistentVolume:
     """Return `volume` with its original reclaim policy and without our marks: no transfer owns it any more."""
-    patch = without_marks(volume, policy)
-    if patch["metadata"] or volume["spec"].get("persistentVolumeReclaimPolicy") != policy:
-        return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
-    return volume
+    return await patch_volume(client, volume, without_marks(volume, policy))
 
 
 def original_policy(volume: PersistentVolume) -> str:
@@ -439,9 +441,8 @@ _REFUSED_ANNOTATION: Final = "nodeagent.io/provisioning-refused"
 
 async def mark_refused(client: KubeClient, claim: PersistentVolumeClaim) -> None:
     """Record on `claim`, as it was just read, that its provisioner makes no such volume."""
-    if not is_refused(claim):
-        patch: Manifest = {"metadata": {"annotations": {_REFUSED_ANNOTATION: "true"}}}
-        await patch_if_there(client, PERSISTENT_VOLUME_CLAIMS, claim, patch)
+    patch: Manifest = {"metadata": {"annotations": {_REFUSED_ANNOTATION: "true"}}}
+    await patch_if_there(client, PERSISTENT_VOLUME_CLAIMS, claim, patch)
 
 
 def is_refused(claim: PersistentVolumeClaim) -> bool:

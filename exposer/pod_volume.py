@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from core.contract import MoverVerb
 from core.errors import ExposeError
 from core.kube.client import KubeClient, Selection
@@ -10,11 +12,12 @@ from core.kube.types import PersistentVolume, PersistentVolumeClaim, Pod, Unchec
 from core.models.names import POD_UID_LABEL, POD_VOLUME_FINALIZER
 from core.models.phases import FINAL_PHASES, Interruption
 from core.models.reasons import PendingReason
+from core.models.transfers import PodReference
 from exposer.causes import CauseFinder
 from exposer.expose_run import ExposeRun, ensure_cache, read_storage_access
 from exposer.in_place import find_users
 from exposer.manifests import cache_claim_name
-from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, Reader, WorkloadRef, or_pending
+from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, Reader, or_pending
 from exposer.ownership import delete_claim, delete_owned, read_owned, withdraw_mover
 from exposer.pods import build_pod_volume_pod
 from exposer.settings import read_exclusions
@@ -86,7 +89,7 @@ class PodVolumeExposer:
     async def read_node(self, request: PodVolumeRequest) -> str | None:
         """Return the node of the workload pod; None where it has none, or no longer exists."""
         pod = await _read_workload(request, self._client)
-        if pod is None or not request.workload.matches(pod):
+        if pod is None or not request.workload.matches(pod["metadata"]["uid"]):
             return None
         return pod["spec"].get("nodeName") or None
 
@@ -177,7 +180,7 @@ class PodVolumeExposer:
         what = f"volume {request.volume} of workload pod {request.workload}"
         return find_volume_directory(host_pods, located.directory, what=what)
 
-    async def _read_ref(self, request: PodVolumeRequest) -> WorkloadRef:
+    async def _read_ref(self, request: PodVolumeRequest) -> PodReference:
         """Return the workload pod of the mover's directory, for a request without a UID; ExposeError: not known."""
         owner, ref = request.owner, request.workload
         mover = await read_owned(self._client, owner, PODS)
@@ -190,7 +193,7 @@ class PodVolumeExposer:
         if uid is None:
             place = f"data mover pod {owner.namespace}/{owner.name}"
             raise ExposeError(f"{place} mounts no directory of workload pod {ref}")
-        return replace(ref, uid=uid)
+        return structs.replace(ref, uid=uid)
 
 
 async def _read_workload(request: PodVolumeRequest, reader: Reader) -> Pod | None:

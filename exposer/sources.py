@@ -216,9 +216,7 @@ async def _set_deletion_policy(client: KubeClient, content: VolumeSnapshotConten
     Its sidecar acts once the VolumeSnapshot is being deleted, not before.
     Source: external-snapshotter v8, pkg/sidecar-controller/snapshot_controller.go (shouldDelete).
     """
-    if content["spec"].get("deletionPolicy") != policy:
-        patch: Manifest = {"spec": {"deletionPolicy": policy}}
-        await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, patch)
+    await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"deletionPolicy": policy}})
 
 
 async def delete_base(client: KubeClient, request: RestoreRequest) -> Pending | None:

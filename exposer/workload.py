@@ -21,8 +21,9 @@ from core.kube.event_files import read_start
 from core.kube.types import Container, ContainerState, ContainerStatus, PersistentVolume, Pod, PodToleration, Volume
 from core.models.names import RESTORE_UID_LABEL
 from core.models.reasons import PendingReason
+from core.models.transfers import PodReference
 from core.text import some_of
-from exposer.model import Pending, WorkloadRef
+from exposer.model import Pending
 from exposer.pod_status import STARTING
 
 _RESTORE_WAIT: Final = "restore-wait"
@@ -43,7 +44,7 @@ Source: Velero main at d2241adba, pkg/controller/pod_volume_restore_controller.g
 """
 
 
-def check_alive(ref: WorkloadRef, pod: Pod | None) -> Pod:
+def check_alive(ref: PodReference, pod: Pod | None) -> Pod:
     """Return `pod` if it is the one that `ref` names, and its volumes stay mounted.
 
     Raises:
@@ -53,7 +54,7 @@ def check_alive(ref: WorkloadRef, pod: Pod | None) -> Pod:
     if pod is None:
         raise ExposeError(f"{missing}: it does not exist")
     meta = pod["metadata"]
-    if not ref.matches(pod):
+    if not ref.matches(meta["uid"]):
         raise ExposeError(f"{missing}: the pod of that name has the UID {meta['uid']}, not {ref.uid}")
     if meta.get("deletionTimestamp"):
         raise ExposeError(f"{missing}: it is being deleted")
@@ -63,7 +64,7 @@ def check_alive(ref: WorkloadRef, pod: Pod | None) -> Pod:
     return pod
 
 
-def check_running(ref: WorkloadRef, pod: Pod) -> Pending | None:
+def check_running(ref: PodReference, pod: Pod) -> Pending | None:
     """Return None while `pod` is running, so that its volumes are mounted; why it is pending if it runs again soon.
 
     Raises:
@@ -81,7 +82,7 @@ def check_running(ref: WorkloadRef, pod: Pod) -> Pending | None:
     return Pending(PendingReason.WORKLOAD_NOT_STARTING, f"{text}, starting again", blocked=True)
 
 
-def check_restore_wait(ref: WorkloadRef, pod: Pod) -> Pending | None:
+def check_restore_wait(ref: PodReference, pod: Pod) -> Pending | None:
     """Return None while the pod's init container holds it until its data is restored.
 
     Raises:
@@ -120,15 +121,15 @@ def describe_restore_wait(pod: Pod) -> str | None:
     return next((name for name in ("running", "terminated") if name in state), None)
 
 
-def restore_wait_completed(ref: WorkloadRef, pod: Pod | None) -> bool:
+def restore_wait_completed(ref: PodReference, pod: Pod | None) -> bool:
     """Return whether the pod's init container found the restored data; later states of the pod do not matter."""
-    return pod is not None and ref.matches(pod) and _found_data(pod)
+    return pod is not None and ref.matches(pod["metadata"]["uid"]) and _found_data(pod)
 
 
 _UID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def check_restore_of(ref: WorkloadRef, pod: Pod, restore: str | None) -> None:
+def check_restore_of(ref: PodReference, pod: Pod, restore: str | None) -> None:
     """Raise ExposeError if the pod waits for the data of another Restore than the one with the UID `restore`.
 
     Its done file would have another name, and the pod would never start. A program may wait for something else.
@@ -152,7 +153,7 @@ def read_restore_of(pod: Pod) -> str | None:
     return args[0][0] or None if args else None
 
 
-def find_volume(ref: WorkloadRef, pod: Pod, name: str) -> Volume:
+def find_volume(ref: PodReference, pod: Pod, name: str) -> Volume:
     """Return the volume of that name from the pod; raise ExposeError unless it is mounted as a file system."""
     volume = next((v for v in pod["spec"].get("volumes") or [] if v["name"] == name), None)
     if volume is None:
@@ -174,7 +175,7 @@ def list_containers(pod: Pod) -> list[Container]:
     return [container for some in every for container in some or []]
 
 
-def build_block_error(ref: WorkloadRef, name: str) -> ExposeError:
+def build_block_error(ref: PodReference, name: str) -> ExposeError:
     """Return the error for a block volume."""
     return ExposeError(f"volume {name} of workload pod {ref} is a block volume: pod volumes must be file systems")
 

@@ -326,6 +326,7 @@ def _objects(volume: PlannedVolume) -> list[tuple[kube.Resource, Manifest]]:
 async def _create_all(tools: Session, volumes: Sequence[PlannedVolume]) -> list[str]:
     missing: list[str] = []
     ready = deque[PlannedVolume]()
+    own: dict[str, str | None] = {}
     try:
         for volume in volumes:
             snapshot = volume.build_snapshot()
@@ -333,13 +334,13 @@ async def _create_all(tools: Session, volumes: Sequence[PlannedVolume]) -> list[
             ready.append(volume)
             with _noted(volume, missing):
                 if snapshot is not None:
-                    await _ensure(tools, volume, kube.VOLUME_SNAPSHOTS, snapshot)
+                    own[volume.name] = await _ensure(tools, volume, kube.VOLUME_SNAPSHOTS, snapshot)
                 continue
             ready.pop()
         while ready:
             volume = ready.popleft()
             with _noted(volume, missing):
-                await _start_transfer(tools, volume)
+                await _start_transfer(tools, volume, own.get(volume.name))
     finally:
         for volume in ready:
             if volume.method is Method.CSI_SNAPSHOT:
@@ -362,8 +363,8 @@ def _noted(volume: PlannedVolume, missing: list[str]) -> Iterator[None]:
         missing.append(f"PVC {_name(volume)} is missing in the backup: {e}")
 
 
-async def _start_transfer(tools: Session, volume: PlannedVolume) -> None:
-    """Create the transfer; without one, nothing takes the snapshot over, and it is deleted.
+async def _start_transfer(tools: Session, volume: PlannedVolume, snapshot: str | None) -> None:
+    """Create the transfer; without one, nothing takes over the `snapshot` with this UID, and it is deleted.
 
     A request that failed may have created the transfer nevertheless.
     """
@@ -371,7 +372,7 @@ async def _start_transfer(tools: Session, volume: PlannedVolume) -> None:
     try:
         await _ensure(tools, volume, volume.resource, manifest)
     except KubeError:
-        if await _clean_up(tools, volume):
+        if await _clean_up(tools, volume, snapshot):
             raise
         await _check_same(tools, volume, volume.resource, manifest)
 
@@ -380,12 +381,13 @@ def _name(volume: PlannedVolume) -> str:
     return f"{volume.claim.namespace}/{volume.claim.name}"
 
 
-async def _ensure(tools: Session, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest) -> None:
-    """Create the object; one of an earlier run may stay."""
+async def _ensure(tools: Session, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest) -> str | None:
+    """Create the object and return its UID; None: there is one of another run, which may stay."""
     try:
-        await tools.client.create(resource, manifest)
+        return (await tools.client.create(resource, manifest))["metadata"]["uid"]
     except AlreadyExistsError:
         await _check_same(tools, volume, resource, manifest)
+        return None
 
 
 async def _check_same(tools: Session, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest) -> None:
@@ -413,17 +415,23 @@ async def _has_transfer(tools: Session, volume: PlannedVolume) -> bool:
     return await tools.client.read(volume.resource, volume.request.namespace, volume.name) is not None
 
 
-async def _clean_up(tools: Session, volume: PlannedVolume) -> bool:
-    """Delete the snapshot that no transfer will take over; return whether there is no transfer, as far as is known."""
+async def _clean_up(tools: Session, volume: PlannedVolume, snapshot: str | None) -> bool:
+    """Delete the `snapshot` that this run made; return whether there is no transfer, as far as is known.
+
+    One of another run stays: that may be about to create the transfer.
+    """
+    why = "another run of the command made it"
     try:
         if await _has_transfer(tools, volume):
             return False
-        if volume.method is Method.CSI_SNAPSHOT:
-            await tools.client.delete(kube.VOLUME_SNAPSHOTS, volume.claim.namespace, volume.name)
+        if snapshot is not None:
+            await tools.client.delete(kube.VOLUME_SNAPSHOTS, volume.claim.namespace, volume.name, uid=snapshot)
+            return True
     except KubeError as e:
-        if volume.method is Method.CSI_SNAPSHOT:
-            place = f"VolumeSnapshot {volume.claim.namespace}/{volume.name}"
-            tools.on_note(f"{place} was not deleted ({_deletion(volume)}): {e}")
+        why = str(e)
+    if volume.method is Method.CSI_SNAPSHOT:
+        place = f"VolumeSnapshot {volume.claim.namespace}/{volume.name}"
+        tools.on_note(f"{place} was not deleted ({_deletion(volume)}): {why}")
     return True
 
 

@@ -82,6 +82,14 @@ def select_labels(labels: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
+def is_patched(stored: Mapping[str, Any], patch: Manifest) -> bool:
+    """Return whether the merge patch would change nothing in `stored`."""
+    return all(
+        is_patched(stored.get(key) or {}, value) if isinstance(value, dict) else stored.get(key) == value
+        for key, value in patch.items()
+    )
+
+
 @dataclass(frozen=True)
 class ListPage(Generic[ObjectT]):
     """One page of a list: its objects, those that are malformed, and the list's resourceVersion."""
@@ -176,10 +184,7 @@ class KubeClient:
 
     async def get(self, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT:
         """Return the object by a quorum read."""
-        return self._checked(resource, await self._get(resource, namespace, name))
-
-    async def _get(self, resource: Resource, namespace: str, name: str) -> JsonDict:
-        return await self._ask("get", Request("GET"), resource, namespace, name)
+        return self._checked(resource, await self._ask("get", Request("GET"), resource, namespace, name))
 
     async def read_stamped(
         self, resource: Resource[ObjectT], namespace: str, name: str
@@ -190,7 +195,7 @@ class KubeClient:
         `metadata.managedFields` is of its last change of a value.
         """
         try:
-            obj = await self._get(resource, namespace, name)
+            obj = await self._ask("get", Request("GET"), resource, namespace, name)
         except NotFoundError:
             return None, None
         managers = (obj.get("metadata") or {}).get("managedFields") or []

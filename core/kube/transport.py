@@ -220,26 +220,6 @@ def parse_raw_list(response: Response, attempted: str) -> ListBody[msgspec.Raw]:
     return ListBody(body.metadata, [msgspec.Raw(msgspec.json.encode(item)) for item in body.items])
 
 
-class _Named(msgspec.Struct):
-    name: str
-
-
-class _Version(msgspec.Struct, rename="camel"):
-    group_version: str
-
-
-class _Group(msgspec.Struct):
-    versions: list[_Version]
-
-
-class _Groups(msgspec.Struct, tag="APIGroupList", tag_field="kind"):
-    groups: list[_Group]
-
-
-class _Resources(msgspec.Struct, tag="APIResourceList", tag_field="kind"):
-    resources: list[_Named]
-
-
 async def is_unserved(transport: Transport, resource: Resource) -> bool:
     """Return whether the API server lists its resources, and `resource` is not one of them.
 
@@ -249,20 +229,24 @@ async def is_unserved(transport: Transport, resource: Resource) -> bool:
     if not resource.group:
         return False
     try:
-        groups = await _read(transport, "/apis", _Groups)
-        if resource.api_version not in {each.group_version for group in groups.groups for each in group.versions}:
+        groups = await _read(transport, "/apis", "APIGroupList")
+        if resource.api_version not in {one["groupVersion"] for group in groups["groups"] for one in group["versions"]}:
             return True
-        served = await _read(transport, f"/apis/{resource.api_version}", _Resources)
-        return resource.plural not in {each.name for each in served.resources}
-    except (KubeError, ValueError, RecursionError):
+        served = await _read(transport, f"/apis/{resource.api_version}", "APIResourceList")
+        return resource.plural not in {one["name"] for one in served["resources"]}
+    except (KubeError, ValueError, RecursionError, KeyError, TypeError):
+        # It is no list, or has another form.
         return False
 
 
-async def _read(transport: Transport, path: str, form: type[_T]) -> _T:
-    """Return the answer to a GET of `path`; raise KubeError if it was rejected, ValueError if it has another form."""
+async def _read(transport: Transport, path: str, kind: str) -> JsonDict:
+    """Return the answer to a GET of `path`; raise KubeError if it was rejected, ValueError if it is of another kind."""
     answer = await transport.request(Request("GET", path))
     raise_for_status(answer.status, answer.body, attempted=f"get {path}")
-    return msgspec.convert(parse_json(answer.body), form)
+    found = parse_object(answer, path)
+    if found.get("kind") != kind:
+        raise ValueError(path)
+    return found
 
 
 KEEPALIVE_OPTIONS: Final[Mapping[tuple[int, int], int]] = {

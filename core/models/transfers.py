@@ -368,11 +368,22 @@ class DataDownload(_DataMoverTransfer):
 
 
 class PodReference(SparseModel):
-    """`spec.pod`: the workload pod."""
+    """`spec.pod`: the workload pod, by UID, or by name alone where `uid` is None."""
 
     namespace: str = ""
     name: str = ""
     uid: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    def matches(self, uid: str) -> bool:
+        """Return whether the pod of that name with this UID is the referenced one.
+
+        A user may omit the UID when creating a custom resource, because Velero never reads it.
+        Source: Velero v1.18, pkg/exposer/pod_volume.go.
+        """
+        return self.uid in {None, uid}
 
 
 class _PodVolumeSpec(TransferSpec):

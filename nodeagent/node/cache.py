@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ from core.kube.types import Pod, UncheckedObject
 from core.models.names import NODE_LABEL
 from core.models.phases import RUNNING_PHASES, AttemptStage, Phase
 from core.models.transfers import Transfer
-from nodeagent.node.lifecycle import Site, TransferKey
+from nodeagent.node.lifecycle import Observation, Site, TransferKey
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import is_current, may_take_over, trim_pod
@@ -25,20 +24,6 @@ _NEEDS_POD: Final = RUNNING_PHASES | {Phase.PREPARED}
 
 class InvalidTransferError(AgentError):
     """A custom resource does not have the form of its kind; only a change to it helps."""
-
-
-@dataclass(frozen=True)
-class TransferRead:
-    """One transfer to reconcile, with its mover pod: v1 Pods as JSON dicts, trimmed if cached.
-
-    `departed` is the last version of a pod of its name that disappeared from this node. `watched`:
-    a watch of this agent reports every change of both.
-    """
-
-    cr: Transfer
-    pod: Pod | None
-    departed: Pod | None
-    watched: bool
 
 
 class TransferCache:
@@ -148,7 +133,7 @@ class TransferCache:
         """Return the last version of the last pod of the transfer's name that disappeared from this node."""
         return self._departed.get(key)
 
-    async def read(self, key: TransferKey, *, reread: bool = False) -> TransferRead | None:
+    async def read(self, key: TransferKey, *, reread: bool = False) -> Observation | None:
         """Return a transfer and its mover pod: as cached where the cache is current, else from the API server.
 
         `reread`: the cache is known to be outdated. None if there is nothing to reconcile: the
@@ -180,7 +165,7 @@ class TransferCache:
             # The cache may be outdated, and does not have the pods of other nodes.
             pod = await self._client.read(PODS, key[1], key[2])
         watched = not pod_missing and (cached is not None or cr.phase.final)
-        return TransferRead(cr, pod, self.departed(key), watched)
+        return Observation(cr, pod, self.departed(key), watched=watched)
 
     def forget(self, key: TransferKey) -> None:
         """Drop the pod that disappeared of that transfer."""

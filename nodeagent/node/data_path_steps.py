@@ -52,12 +52,14 @@ class DataPathSteps(StepBase):
         return await self._await_slot(case)
 
     async def start(self, case: Case) -> Requeue | None:
-        """Move to InProgress, which lets the mover start its data path."""
+        """Let the mover start its data path, in the first attempt by a move to InProgress."""
         tools, cr = self._tools, case.cr
         if why := await self._find_volume_fault(case):
             return await self._end(case, Phase.FAILED, why)
         if not tools.slots.acquire(cr.uid):
             return await self._await_slot(case)
+        if cr.phase is Phase.IN_PROGRESS:
+            return await self._start_again(case)
         change = Change(annotations=tools.starting(cr))
         stored = await self._started(case, tools.status.move(case.kind, cr, Phase.IN_PROGRESS, change))
         created = cr.metadata.creation_timestamp
@@ -66,6 +68,20 @@ class DataPathSteps(StepBase):
             tools.metrics.observe(WAIT_SECONDS, seconds, case.kind.spec.name)
         case.kind.count(stored, tools.metrics)
         await tools.events.record(stored, "Started", "data mover may start its data path")
+        return None
+
+    async def _start_again(self, case: Case) -> Requeue | None:
+        tools, cr, kind = self._tools, case.cr, case.kind
+        status = {"node": self._site.node, "nodeOS": LINUX, "message": None}
+        running = _change(cr.attempts.move(AttemptStage.RUNNING), status, tools.starting(cr))
+        stored = await self._started(case, tools.status.annotate(kind, cr, running))
+        self._pending.forget(cr.uid)
+        number, last = cr.attempts.number, cr.attempts.last
+        if last is not None:
+            lost_seconds = (tools.api_time() - last.at).total_seconds()
+            tools.metrics.inc(RETRY_LOST_SECONDS, kind.spec.name, by=lost_seconds)
+        message = f"data mover of attempt {number} may start its data path on node {self._site.node}"
+        await tools.events.record(stored, "Retried", message)
         return None
 
     async def set_canceling(self, case: Case) -> Requeue | None:
@@ -187,7 +203,7 @@ _CHECK_SECONDS: Final = 20.0
 
 
 class AttemptSteps(StepBase):
-    """The steps from an interrupted attempt to the start of the next one."""
+    """The steps from an interrupted attempt to the exposure of the next one."""
 
     async def interrupt(self, case: Case) -> Requeue | None:
         """Record the interruption; this write also announces the next attempt, and ends the old mover if it runs."""
@@ -242,25 +258,6 @@ class AttemptSteps(StepBase):
         message = f"attempt {attempts.number} did not begin: {case.refused}; {attempts.explain_last()}"
         return await self._end(case, Phase.FAILED, message)
 
-    async def start(self, case: Case) -> Requeue | None:
-        """Let the mover of the attempt start its data path."""
-        tools, cr, kind = self._tools, case.cr, case.kind
-        if why := await self._find_volume_fault(case):
-            return await self._end(case, Phase.FAILED, why)
-        if not tools.slots.acquire(cr.uid):
-            return await self._await_slot(case)
-        status = {"node": self._site.node, "nodeOS": LINUX, "message": None}
-        running = _change(cr.attempts.move(AttemptStage.RUNNING), status)
-        stored = await self._started(case, tools.status.annotate(kind, cr, running))
-        self._pending.forget(cr.uid)
-        number, last = cr.attempts.number, cr.attempts.last
-        if last is not None:
-            lost_seconds = (tools.api_time() - last.at).total_seconds()
-            tools.metrics.inc(RETRY_LOST_SECONDS, kind.spec.name, by=lost_seconds)
-        message = f"data mover of attempt {number} may start its data path on node {self._site.node}"
-        await tools.events.record(stored, "Retried", message)
-        return None
-
     async def _find_obstacle(self, case: Case) -> str | None:
         """Return why another attempt would be of no use, whatever the limits are; None: it may be."""
         if case.kind.spec.bound_to_node and (why := await self._find_volume_fault(case)):
@@ -280,5 +277,7 @@ def _explain_fence(case: Case, pending: Pending) -> Pending:
     return Pending(PendingReason.FENCING, message, blocked=True)
 
 
-def _change(attempts: Attempts, status: Mapping[str, object] | None = None) -> Change:
-    return Change(status or {}, annotations={ATTEMPTS_ANNOTATION: attempts.to_json()})
+def _change(
+    attempts: Attempts, status: Mapping[str, object] | None = None, marks: Mapping[str, str | None] | None = None
+) -> Change:
+    return Change(status or {}, annotations={ATTEMPTS_ANNOTATION: attempts.to_json(), **(marks or {})})

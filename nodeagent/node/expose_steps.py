@@ -1,5 +1,6 @@
 """The steps before a data path may start: expose, recreate, take over, time out, cancel."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -9,6 +10,7 @@ from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.kube.types import UncheckedObject
+from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import BLOCK_PREFERRED_ANNOTATION, FS_DATA_MOVER, MOVER_LOST_ANNOTATION, NODE_LABEL, label_value
 from core.models.phases import Phase
@@ -24,6 +26,8 @@ from nodeagent.node.steps import SlotRequest, StepBase
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers import mover_pod
 from nodeagent.transfers.status import Change, cancel_cause
+
+_log = logging.getLogger(__name__)
 
 
 def build_guard(client: KubeClient, case: Case, site: Site, *, current: Callable[[], UncheckedObject | None]) -> Guard:
@@ -160,7 +164,8 @@ class ExposeSteps(StepBase):
             guard = build_guard(self._tools.client, case, self._site, current=current)
             return await self._pending_if_rejected(case.kind.ensure_exposed(case.cr, guard))
         except NotOwnerError as e:
-            self._logger(case).debug("expose stopped: %s", e)
+            cr = case.cr
+            _log.debug("expose stopped: %s", e, extra=fields(**cr.identity, phase=str(cr.phase), node=self._site.node))
             return None
         except NoDeviceError as e:
             if case.cr.prefers_block:

@@ -97,15 +97,15 @@ class Action(Enum):
     NOTHING = auto()
     EXPOSE = auto()
     RECREATE = auto()
-    TAKE_OVER = auto()
-    """Become the owning agent, and move to Prepared: the mover that another agent created runs here."""
     HAND_OVER = auto()
     PREPARE = auto()
+    """Also of another agent's transfer: its mover runs here."""
     TIME_OUT = auto()
     CANCEL = auto()
     """Canceled at once: no data path runs."""
     REPORT_SLOT_PENDING = auto()
     START = auto()
+    """In the first attempt, or in another one."""
     SET_CANCELING = auto()
     FORCE_CANCEL = auto()
     """Canceled without the mover's answer."""
@@ -113,7 +113,6 @@ class Action(Enum):
     AWAIT_ATTEMPT = auto()
     GIVE_UP = auto()
     """Failed: the transfer was interrupted, and there is no time for another attempt."""
-    START_ATTEMPT = auto()
     END_WITHOUT_RESULT = auto()
     FAIL_UNSTARTED = auto()
     RECORD_OUTCOME = auto()
@@ -176,7 +175,7 @@ def _decide_foreign(view: View) -> Action:
     # A replaced mover pod may be scheduled to another node than the first one.
     started_here = (view.phase in HOLDING_PHASES or another) and view.pod in _STARTED
     # Only the owning agent cancels before the start: it knows the expose objects.
-    return Action.TAKE_OVER if started_here and view.cancel is CancelState.NONE else Action.NOTHING
+    return Action.PREPARE if started_here and view.cancel is CancelState.NONE else Action.NOTHING
 
 
 def _decide_before_start(view: View) -> Action:
@@ -197,7 +196,7 @@ def _decide_prepared(view: View) -> Action:
         return Action.INTERRUPT if interrupted else Action.FAIL_UNSTARTED
     if not view.has_slot:
         return Action.REPORT_SLOT_PENDING
-    return Action.START if view.phase is Phase.PREPARED else Action.START_ATTEMPT
+    return Action.START
 
 
 def _decide_interrupted(view: View) -> Action:
@@ -283,10 +282,10 @@ class Case:
     pod: Pod | None
     outcome: Outcome | None
     view: View
-    departed: Pod | None = None
-    ending: retries.Ending | None = None
-    refused: str | None = None
-    delay_seconds: float = 0.0
+    departed: Pod | None
+    ending: retries.Ending | None
+    refused: str | None
+    delay_seconds: float
 
     @property
     def end(self) -> PodEnd | None:
@@ -299,7 +298,8 @@ class Observation:
     """One transfer and its mover pod as they were observed.
 
     `pod` is the pod of the transfer's name, `departed` the last version of one that disappeared
-    from this node: v1 Pods as JSON dicts, which may belong to an earlier transfer of that name.
+    from this node: v1 Pods as JSON dicts, trimmed if cached, which may belong to an earlier transfer of that name.
+    `watched`: a watch of this agent reports every change of transfer and pod.
     `has_slot`: the transfer holds one of the node's slots, or may take one. `rules` are the limits of retries, and
     `age_seconds` is how old the transfer is by the API server's clock.
     """
@@ -307,6 +307,7 @@ class Observation:
     cr: Transfer
     pod: Pod | None
     departed: Pod | None
+    watched: bool = True
     has_slot: bool = False
     measured: Measured = field(default_factory=Measured)
     rules: RetryRules = field(default_factory=RetryRules)
@@ -322,12 +323,13 @@ def build_case(kind: Kind[Any], seen: Observation, site: Site, limits: Timeouts)
     outcome = read_outcome(seen.cr)
     view = build_view(replace(seen, pod=pod), site, limits, outcome_recorded=outcome is not None)
     ending = _find_ending(view, pod, departed) if seen.rules.enabled else None
-    refused = _refuse(seen, ending)
+    cause = ending.cause if ending is not None else None
+    refused = retries.refusal(seen.rules, seen.cr.attempts, cause, age_seconds=seen.age_seconds)
     if ending is not None and kind.spec.restores:
         refused = retries.fence_refusal(ending, pod or departed) or refused
     retryable = (ending is not None or view.stage is not AttemptStage.RUNNING) and not refused
-    case = Case(kind, seen.cr, pod, outcome, replace(view, retryable=retryable), departed)
-    return replace(case, ending=ending, refused=refused, delay_seconds=_delay_seconds(kind, seen))
+    view, delay_seconds = replace(view, retryable=retryable), _delay_seconds(kind, seen)
+    return Case(kind, seen.cr, pod, outcome, view, departed, ending, refused, delay_seconds)
 
 
 def build_view(seen: Observation, site: Site, limits: Timeouts, *, outcome_recorded: bool) -> View:
@@ -359,12 +361,6 @@ def _find_ending(view: View, pod: Pod | None, departed: Pod | None) -> retries.E
     # While it gets a mover pod, there is none at first, and one that is lost is created again.
     ends = {PodState.ENDED} if view.stage is AttemptStage.EXPOSING else _GONE
     return retries.find_interruption(pod, departed) if view.pod in ends else None
-
-
-def _refuse(seen: Observation, ending: retries.Ending | None) -> str | None:
-    if ending is not None:
-        return retries.refusal(seen.rules, seen.cr.attempts, ending.cause, age_seconds=seen.age_seconds)
-    return retries.explain_deadline(seen.rules, age_seconds=seen.age_seconds)
 
 
 def _delay_seconds(kind: Kind[Any], seen: Observation) -> float:

@@ -9,7 +9,7 @@ reports.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -25,7 +25,7 @@ from core.models.transfers import Transfer
 from exposer.pod_status import mover_status, parse_pod_end
 from exposer.workload import read_termination_message
 from nodeagent.metrics import SLOTS
-from nodeagent.node.cache import InvalidTransferError, TransferRead
+from nodeagent.node.cache import InvalidTransferError
 from nodeagent.node.data_path_steps import AttemptSteps, DataPathSteps
 from nodeagent.node.expose_steps import ExposeSteps
 from nodeagent.node.lifecycle import (
@@ -147,31 +147,8 @@ _ANNOUNCING_SECONDS: Final = 180.0
 _Step = Callable[[Case], Awaitable[Requeue | None]]
 
 
-def _list_steps(tools: Tools) -> Mapping[Action, _Step]:
-    """Return the step of each action; it returns when to reconcile again without a change."""
-    expose, attempts, data_path = ExposeSteps(tools), AttemptSteps(tools), DataPathSteps(tools)
-    return {
-        Action.EXPOSE: expose.expose,
-        Action.RECREATE: expose.recreate,
-        Action.TAKE_OVER: expose.prepare,
-        Action.HAND_OVER: expose.hand_over,
-        Action.PREPARE: expose.prepare,
-        Action.TIME_OUT: expose.time_out,
-        Action.CANCEL: expose.cancel,
-        Action.REPORT_SLOT_PENDING: data_path.report_slot_pending,
-        Action.START: data_path.start,
-        Action.INTERRUPT: attempts.interrupt,
-        Action.AWAIT_ATTEMPT: attempts.await_attempt,
-        Action.GIVE_UP: attempts.give_up,
-        Action.START_ATTEMPT: attempts.start,
-        Action.SET_CANCELING: data_path.set_canceling,
-        Action.FORCE_CANCEL: data_path.force_cancel,
-        Action.END_WITHOUT_RESULT: data_path.end_without_result,
-        Action.FAIL_UNSTARTED: data_path.fail_unstarted,
-        Action.RECORD_OUTCOME: data_path.record_outcome,
-        Action.FINISH: data_path.finish,
-        Action.CLEAN_UP: data_path.clean_up,
-    }
+class Steps(ExposeSteps, AttemptSteps, DataPathSteps):
+    """The steps by the names of their actions; each returns when to reconcile again without a change."""
 
 
 class Reconciler:
@@ -181,7 +158,7 @@ class Reconciler:
         self._tools, self._site, self._limits, self._cache = tools, tools.site, tools.limits, tools.cache
         self._kinds = {kind.spec.name: kind for kind in kinds}
         self._queue: WorkQueue[TransferKey] = WorkQueue(tools.clock, name="transfers", workers=_WORKERS)
-        self._steps = _list_steps(tools)
+        self._steps = Steps(tools)
         self._durations = Durations(tools.clock, lambda: tools.cache.outdated_seconds)
         self._faults = TransferFaults(tools)
         self._woken: frozenset[str] = frozenset()
@@ -291,8 +268,9 @@ class Reconciler:
         action = decide(case.view)
         if action is not Action.NOTHING:
             _log.debug("next step: %s", action.name, extra={**_identity(key), "uid": case.cr.uid})
+            step: _Step = getattr(self._steps, action.name.lower())
             try:
-                return await self._steps[action](case)
+                return await step(case)
             finally:
                 if cached and not self._is_cached(key, case.cr.uid):
                     # It was forgotten during the step, which has recorded something since.
@@ -338,11 +316,9 @@ class Reconciler:
         else:
             slots.withdraw(cr.uid)
 
-    def _build_case(self, key: TransferKey, read: TransferRead) -> Case:
-        seen = Observation(
-            read.cr,
-            read.pod,
-            read.departed,
+    def _build_case(self, key: TransferKey, read: Observation) -> Case:
+        seen = replace(
+            read,
             has_slot=self._tools.slots.is_available_to(read.cr.uid),
             measured=self._measure(read.cr) if is_owned(read.cr, self._site) else Measured(),
             rules=self._tools.retry_rules(read.cr),

@@ -19,7 +19,6 @@ from core.errors import ExposeError
 from core.kube import errors
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import NODES
-from core.logs import BoundLogger, bind
 from core.models.names import NOT_PREPARED_ANNOTATION
 from core.models.phases import RUNNING_PHASES, Phase, RetryRules, Uptime
 from core.models.reasons import NotPrepared, PendingReason
@@ -393,6 +392,3 @@ class StepBase:
         """Return when to check a transfer that is pending for a slot; None for not before it gets one."""
         seconds = self._pending.paused_seconds(case.cr.uid)
         return None if math.isinf(seconds) else Requeue(seconds)
-
-    def _logger(self, case: Case) -> BoundLogger:
-        return bind(_log, **case.cr.identity, phase=str(case.cr.phase), node=self._site.node)

@@ -126,7 +126,8 @@ class NodeBandwidth:
         return {"bandwidth": found} if found else {}
 
     def _running(self) -> list[Transfer]:
-        return [cr for cr in self.cache.transfers() if cr.phase in RUNNING_PHASES]
+        """Return the transfers whose data movers may move data; another attempt gets its share when it starts."""
+        return [cr for cr in self.cache.transfers() if cr.phase in RUNNING_PHASES and not cr.interrupted]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import PODS
 from core.kube.types import Pod
-from core.logs import bind
+from core.logs import fields
 from core.models import names
 from core.models.base import Time, WireModel
 from core.models.transfers import Transfer
@@ -232,7 +232,7 @@ class MoverLogs:
         copied_from, tail = self._copied.get(cr.uid, ("", ""))
         if copied_from == meta["uid"]:
             return tail
-        log = bind(_log, **cr.identity, pod=meta["name"])
+        extra = fields(**cr.identity, pod=meta["name"])
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS), self._reads:
                 text = await self._client.pod_log(
@@ -242,14 +242,14 @@ class MoverLogs:
                     limit_bytes=_LIMIT_BYTES,
                 )
         except (KubeError, TimeoutError) as e:
-            log.warning("cannot copy the log of the data mover: %s", str(e) or "timed out")
+            _log.warning("cannot copy the log of the data mover: %s", str(e) or "timed out", extra=extra)
             self._copied[cr.uid] = (meta["uid"], "")
             return ""
         lines = text.splitlines()
         tail = "\n".join(lines[-_TAIL_LINES:])[-_TAIL_LIMIT_CHARACTERS:]
         self._copied[cr.uid] = (meta["uid"], tail)
         for number, line in enumerate(lines, 1):
-            log.info("mover: %s", line)
+            _log.info("mover: %s", line, extra=extra)
             if number % _LINES_PER_BATCH == 0:
                 await asyncio.sleep(0)
         return tail

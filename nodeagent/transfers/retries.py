@@ -237,21 +237,19 @@ def find_interruption(pod: Pod | None, departed: Pod | None) -> Ending | None:
     return None if cause is None else Ending(cause, _explain(last, end, cause), exited)
 
 
-def refusal(rules: RetryRules, attempts: Attempts, cause: InterruptionCause, *, age_seconds: float) -> str | None:
+def refusal(
+    rules: RetryRules, attempts: Attempts, cause: InterruptionCause | None, *, age_seconds: float
+) -> str | None:
     """Return why there is no attempt after `attempts`, the last one ended for `cause`; None if there may be one.
 
-    `attempts` are without this interruption. The age is by the clock of the API server.
+    `attempts` are without this interruption. Without a `cause` the last one has not begun, and only the age of the
+    transfer counts, which is by the clock of the API server.
     """
-    if not rules.enabled:
+    if cause is not None and not rules.enabled:
         return "retries are switched off"
-    if cause is not InterruptionCause.FENCED and attempts.retries + 1 > rules.max_retries:
+    if cause not in {None, InterruptionCause.FENCED} and attempts.retries + 1 > rules.max_retries:
         retries = "1 retry" if rules.max_retries == 1 else f"{rules.max_retries} retries"
         return f"{retries} (maxRetries)"
-    return explain_deadline(rules, age_seconds=age_seconds)
-
-
-def explain_deadline(rules: RetryRules, *, age_seconds: float) -> str | None:
-    """Return why a transfer of that age is too old for an attempt that has not begun; None if it is not."""
     if rules.deadline is None or age_seconds < rules.deadline.total_seconds():
         return None
     return f"older than {format_duration(rules.deadline)} (deadline)"

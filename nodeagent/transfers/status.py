@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from core.clock import Clock
-from core.kube.client import KubeClient
+from core.kube.client import KubeClient, is_patched
 from core.kube.errors import ConflictError, ForbiddenError, KubeError
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import BACKUPS
@@ -218,7 +218,7 @@ class StatusWriter:
             # If it is, no other writer records that move, or that attempt, and counts it.
             found = await client.read(kind.spec.resource, cr.metadata.namespace, cr.name)
             del metadata["resourceVersion"]
-            if found is None or not _contains(found, patch):
+            if found is None or not is_patched(found, patch):
                 raise
             raw = found
         stored: Transfer = kind.parse(raw)
@@ -230,14 +230,6 @@ class StatusWriter:
 def _ends(change: Change) -> bool:
     phase = change.status.get("phase")
     return names.OUTCOME_ANNOTATION in change.annotations or (phase is not None and Phase(str(phase)).final)
-
-
-def _contains(stored: Mapping[str, Any], patch: Manifest) -> bool:
-    """Return whether the merge patch would change nothing in `stored`."""
-    return all(
-        _contains(stored.get(key) or {}, value) if isinstance(value, dict) else stored.get(key) == value
-        for key, value in patch.items()
-    )
 
 
 def _reason_annotation(cr: Transfer, change: Change) -> dict[str, str | None]:

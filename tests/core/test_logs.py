@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from core.errors import ConfigError
-from core.logs import bind, fields, set_up_logging
+from core.logs import fields, set_up_logging
 from core.redact import Redactor
 
 
@@ -52,10 +52,9 @@ def test_json_line_has_message_and_fields() -> None:
     }
 
 
-def test_bound_fields_are_added_and_those_of_the_call_take_precedence() -> None:
+def test_fields_are_added_also_the_name_that_logging_rejects() -> None:
     stream = _lines("json")
-    log = bind(bind(logging.getLogger("x"), kind="DataUpload", phase="New"), name="b1")
-    log.info("moved", extra=fields(phase="Accepted"))
+    logging.getLogger("x").info("moved", extra=fields(kind="DataUpload", name="b1", phase="Accepted"))
     record = json.loads(stream.getvalue())
     assert (record["kind"], record["name"], record["phase"]) == ("DataUpload", "b1", "Accepted")
 

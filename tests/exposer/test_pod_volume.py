@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from core.errors import ExposeError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
@@ -84,7 +85,7 @@ class Scene:
 
     def name_only(self) -> None:
         """Let the request name the workload pod without its UID."""
-        self.request = replace(self.request, workload=replace(self.request.workload, uid=None))
+        self.request = replace(self.request, workload=structs.replace(self.request.workload, uid=None))
 
     async def remove_pod(self) -> None:
         await self.world.delete(PODS, str(self.request.workload))
@@ -168,7 +169,7 @@ async def test_a_backup_is_pending_while_the_kubelet_starts_its_pod_again(state:
 async def test_a_request_without_a_pod_is_rejected(lacks: str) -> None:
     """No definition asks for either, and a restore would wait for that pod without end."""
     scene = Scene("podvolumerestore")
-    scene.request = replace(scene.request, workload=replace(scene.request.workload, **{lacks: "", "uid": ""}))
+    scene.request = replace(scene.request, workload=structs.replace(scene.request.workload, **{lacks: "", "uid": ""}))
     assert await scene.rejection() == "spec.pod: namespace and name are required"
 
 

@@ -26,7 +26,7 @@ from nodeagent.transfers import status
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import explain_loss, read_mover
 from nodeagent.transfers.outcome import read_outcome
-from nodeagent.transfers.retries import Ending, explain_deadline, fence_refusal, find_interruption, refusal
+from nodeagent.transfers.retries import Ending, fence_refusal, find_interruption, refusal
 
 _log = logging.getLogger(__name__)
 
@@ -259,11 +259,7 @@ class AbsentAgents:
     async def _refuse(self, kind: Kind[Any], cr: Transfer, cause: InterruptionCause | None) -> str | None:
         """Return why the transfer cannot continue; without a `cause` its attempt has not begun: only its age counts."""
         rules, age_seconds = self.rules.retry_rules(cr), cr.age_seconds(self.cluster.now())
-        if cause is None:
-            why = explain_deadline(rules, age_seconds=age_seconds)
-        else:
-            why = refusal(rules, cr.attempts, cause, age_seconds=age_seconds)
-        if why:
+        if why := refusal(rules, cr.attempts, cause, age_seconds=age_seconds):
             return why
         try:
             await kind.confirm_volume(cr)

@@ -14,6 +14,7 @@ from core.errors import ConfigError, ContractError, ExposeError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, SECRETS, Resource
 from core.kube.types import UncheckedObject
 from core.models.base import JsonDict
+from core.models.names import BUILT_IN_DATA_MOVERS
 from core.models.reasons import FailureReason, PendingReason
 from core.models.storage import BackupStorageLocation
 from core.models.transfer_settings import InPlace
@@ -162,9 +163,10 @@ class Kind(ABC, Generic[C]):
         """Return the model of `raw`; raise ContractError if it is not a valid resource of this kind."""
         return cast("C", self.spec.model.parse(raw))
 
-    @abstractmethod
     def managed(self, cr: C) -> bool:
-        """Return whether `cr` selects this data mover."""
+        """Return whether `spec.datamover` selects this data mover; a kind without it is the built-in one's."""
+        named = getattr(cr.spec, "datamover", None)
+        return not self.datamovers.isdisjoint(BUILT_IN_DATA_MOVERS if named is None else {named})
 
     def count(self, cr: C, metrics: Metrics) -> None:
         """Update the metrics that Velero has for this kind alone; `cr` has just become InProgress or final."""

@@ -1,7 +1,7 @@
 """The adapters of DataUploads and DataDownloads: a CSI snapshot is backed up, and restored into a volume."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, Final
 
 from msgspec import UNSET
 
@@ -20,7 +20,7 @@ from core.models.reasons import FailureReason, PendingReason
 from core.models.transfers import DataDownload, DataUpload
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import TARGET_TIMEOUT, GenericRestoreExposer
-from exposer.model import WINDOWS, KeptVolume, Owner, Pending, Reader, RestoreRequest, SnapshotRequest
+from exposer.model import WINDOWS, KeptVolume, Pending, Reader, RestoreRequest, SnapshotRequest
 from nodeagent.transfers.kinds.base import (
     COMMON_STATUS_FIELDS,
     Admission,
@@ -32,20 +32,12 @@ from nodeagent.transfers.kinds.base import (
 )
 from nodeagent.transfers.outcome import BackupResults, Outcome, RestoreResults, read_outcome
 
-T = TypeVar("T", DataUpload, DataDownload)
-
 _CSI: Final = "CSI"
 """The only supported snapshot type. Source: Velero v1.18, SnapshotType."""
 
 
-class _DataMoverKind(Kind[T]):
-    def managed(self, cr: T) -> bool:
-        """Return whether `spec.datamover` selects this data mover."""
-        return cr.spec.datamover in self.datamovers
-
-
 @dataclass(frozen=True)
-class DataUploadKind(BackupResults, _DataMoverKind[DataUpload]):
+class DataUploadKind(BackupResults, Kind[DataUpload]):
     """The adapter of DataUploads."""
 
     exposer: CSISnapshotExposer
@@ -99,25 +91,20 @@ class DataUploadKind(BackupResults, _DataMoverKind[DataUpload]):
         spec = cr.spec
         if spec.csi_snapshot is None:
             raise ExposeError(f"DataUpload {cr.metadata.namespace}/{cr.name} names no CSI snapshot")
-        return SnapshotRequest(
-            owner=Owner.of(cr),
+        return SnapshotRequest.of(
+            cr,
+            self.expose_settings(),
             source_namespace=spec.source_namespace,
             source_claim=spec.source_pvc,
             volume_snapshot=spec.csi_snapshot.volume_snapshot,
             storage_class=spec.csi_snapshot.storage_class,
-            location=spec.backup_storage_location,
-            settings=self.expose_settings().for_attempt(cr),
-            operation_timeout=cr.operation_timeout,
-            requested_at=cr.metadata.creation_timestamp,
-            copied=cr.copies,
-            by_block=cr.by_block,
             fell_back=bool(cr.not_by_block),
             completed=cr.phase is Phase.COMPLETED,
         )
 
 
 @dataclass(frozen=True)
-class DataDownloadKind(RestoreResults, _DataMoverKind[DataDownload]):
+class DataDownloadKind(RestoreResults, Kind[DataDownload]):
     """The adapter of DataDownloads."""
 
     exposer: GenericRestoreExposer
@@ -174,25 +161,20 @@ class DataDownloadKind(RestoreResults, _DataMoverKind[DataDownload]):
         return waiting or await super().clean_up(cr)
 
     def _request(self, cr: DataDownload) -> RestoreRequest:
-        settings, spec = self.expose_settings().for_attempt(cr), cr.spec
+        settings, spec = self.expose_settings(), cr.spec
         target, meta = spec.target_volume, cr.metadata
         nodes = (cr.status.node, cr.status.accepted_by_node, *(one.node for one in cr.attempts.interruptions))
-        return RestoreRequest(
-            owner=Owner.of(cr),
+        return RestoreRequest.of(
+            cr,
+            settings,
             target_namespace=target.namespace,
             target_claim=target.pvc,
-            location=spec.backup_storage_location,
-            settings=settings,
-            operation_timeout=cr.operation_timeout,
             cache=settings.cache_for(spec.snapshot_size or None),
             # As in Velero, every value but windows means Linux.
             for_windows=spec.node_os == WINDOWS,
-            copied=cr.copies,
             volume=target.pv,
             base_snapshot=_base_snapshot(cr),
-            requested_at=meta.creation_timestamp,
             restore=meta.annotations.get(RESTORE_ANNOTATION) or meta.labels.get(VELERO_RESTORE_LABEL) or None,
-            by_block=cr.by_block,
             fs_type=target.fs_type,
             nodes=tuple(dict.fromkeys(filter(None, nodes))),
         )

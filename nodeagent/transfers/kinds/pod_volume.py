@@ -5,13 +5,12 @@ from typing import ClassVar, Final, TypeVar
 
 from core.contract import MoverVerb
 from core.kube.resources import POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES
-from core.models.names import BUILT_IN_DATA_MOVERS, POD_VOLUME_FINALIZER
+from core.models.names import POD_VOLUME_FINALIZER
 from core.models.phases import Phase
 from core.models.reasons import FailureReason
 from core.models.transfers import PodVolumeBackup, PodVolumeRestore
-from exposer.model import Owner, Pending, PodVolumeRequest, Reader, WorkloadRef
+from exposer.model import Pending, PodVolumeRequest, Reader
 from exposer.pod_volume import PodVolumeExposer
-from exposer.settings import CacheVolume, ExposeSettings
 from nodeagent import metrics as metric
 from nodeagent.metrics import Metrics
 from nodeagent.transfers.kinds.base import (
@@ -39,10 +38,6 @@ class PodVolumeKind(Kind[P]):
     verb: ClassVar[MoverVerb]
     volume_fault: ClassVar[FailureReason] = FailureReason.VOLUME_REJECTED
 
-    def managed(self, cr: P) -> bool:  # noqa: ARG002 - the protocol's signature
-        """Return whether this agent is the built-in data mover: the kind has no `spec.datamover`."""
-        return bool(self.datamovers & BUILT_IN_DATA_MOVERS)
-
     def queue_namespace(self, cr: P) -> str:
         """Return the namespace of the workload pod."""
         return cr.spec.pod.namespace
@@ -61,21 +56,15 @@ class PodVolumeKind(Kind[P]):
         return replace(waiting, indefinite=not located.blocked, limit=located.timeout, pod=pod)
 
     def _request(self, cr: P) -> PodVolumeRequest:
-        settings, pod = self.expose_settings().for_attempt(cr), cr.spec.pod
-        return PodVolumeRequest(
-            owner=Owner.of(cr),
+        return PodVolumeRequest.of(
+            cr,
+            self.expose_settings(),
             verb=self.verb,
-            workload=WorkloadRef(pod.namespace, pod.name, pod.uid),
+            workload=cr.spec.pod,
             volume=cr.spec.volume,
-            location=cr.spec.backup_storage_location,
-            settings=settings,
-            cache=self._cache(cr, settings),
             restore=cr.restore_uid,
             in_place=cr.valid_in_place,
         )
-
-    def _cache(self, cr: P, settings: ExposeSettings) -> CacheVolume | None:  # noqa: ARG002 - restores override it
-        return None
 
 
 @dataclass(frozen=True)
@@ -99,7 +88,7 @@ class PodVolumeBackupKind(BackupResults, PodVolumeKind[PodVolumeBackup]):
     async def _check_volume(self, cr: PodVolumeBackup, reader: Reader, ready: Admission) -> Admission:
         admission = await super()._check_volume(cr, reader, ready)
         if admission.decision is AdmissionState.READY and admission.node != cr.spec.node:
-            message = f"workload pod {cr.spec.pod.namespace}/{cr.spec.pod.name} runs on node {admission.node}"
+            message = f"workload pod {cr.spec.pod} runs on node {admission.node}"
             return Admission(AdmissionState.FAILED, FailureReason.WRONG_NODE, f"{message}, and not on {cr.spec.node}")
         return admission
 
@@ -152,8 +141,8 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind[PodVolumeRestore]):
             await self.exposer.confirm_alone(self._request(cr))
         await self.exposer.confirm(self._request(cr), waits=not moved and (cr.preparing or cr.interrupted))
 
+    def _request(self, cr: PodVolumeRestore) -> PodVolumeRequest:
+        return replace(super()._request(cr), cache=self.expose_settings().cache_for(cr.spec.snapshot_size or None))
+
     def _refuse(self, cr: PodVolumeRestore) -> Admission | None:
         return find_unsupported(cr) or super()._refuse(cr)
-
-    def _cache(self, cr: PodVolumeRestore, settings: ExposeSettings) -> CacheVolume | None:
-        return settings.cache_for(cr.spec.snapshot_size or None)

@@ -247,6 +247,20 @@ async def test_a_snapshot_that_is_not_deleted_is_noted_with_the_command(method: 
     assert f"was not deleted (kubectl -n app delete volumesnapshot {volumes[0].name})" in scene.notes[0]
 
 
+async def test_the_snapshot_of_another_run_which_may_go_on_stays() -> None:
+    """Of two users who create one backup at once, one may not be permitted to create its transfers."""
+    scene, volumes = await _planned()
+    snapshot = volumes[0].build_snapshot()
+    assert snapshot is not None
+    await scene.client.create(VOLUME_SNAPSHOTS, snapshot)
+    scene.kube.fail_next("POST", "/datauploads", 403)
+    assert len(await start_backup(scene.tools, volumes)) == 1
+    assert f"VolumeSnapshot/{volumes[0].name}" in scene.made
+    assert scene.notes[0].endswith("another run of the command made it")
+    await start_backup(scene.tools, volumes)
+    assert len(scene.made) == 5
+
+
 @pytest.mark.parametrize(
     ("resource", "change", "error"),
     [

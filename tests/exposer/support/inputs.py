@@ -10,7 +10,7 @@ import yaml
 
 from core.contract import MoverVerb
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
-from exposer.model import Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest, WorkloadRef
+from exposer.model import Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest
 from exposer.settings import BackupPVCSettings, ExposeSettings, PodSettings
 from exposer.template import AgentTemplate
 from tests.support.golden import recorded
@@ -98,9 +98,10 @@ def pod_volume_request(recording: str = "podvolumebackup", **changes: Any) -> Po
     values: dict[str, Any] = {
         "owner": Owner.of(cr),
         "verb": MoverVerb.BACKUP if backup else MoverVerb.RESTORE,
-        "workload": WorkloadRef(cr.spec.pod.namespace, cr.spec.pod.name, cr.spec.pod.uid),
+        "workload": cr.spec.pod,
         "volume": cr.spec.volume,
         "location": cr.spec.backup_storage_location,
+        "requested_at": cr.metadata.creation_timestamp,
         "restore": cr.restore_uid,
     }
     return PodVolumeRequest(**_with_settings(values, changes))

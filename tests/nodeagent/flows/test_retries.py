@@ -11,8 +11,9 @@ import pytest
 
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from core.models.base import JsonDict, parse_time
-from core.models.names import ATTEMPT_LABEL, ATTEMPTS_ANNOTATION, OUTCOME_ANNOTATION
+from core.models.names import ATTEMPT_LABEL, ATTEMPTS_ANNOTATION, BANDWIDTH_ANNOTATION, OUTCOME_ANNOTATION
 from core.models.phases import Attempts, AttemptStage, Interruption, InterruptionCause, RetryRules
+from core.models.transfers import Transfer
 from nodeagent.metrics import Metrics
 from tests.nodeagent.support.harness import World, accepted, open_world, volumes_of
 from tests.nodeagent.support.simulation import BACKUP_DONE, RESTORE_DONE, Mover
@@ -91,6 +92,18 @@ async def test_a_killed_mover_is_followed_by_another_attempt(kind: str) -> None:
         "Retried",
         "Completed",
     ]
+
+
+async def test_each_attempt_starts_with_the_limits_that_hold_then() -> None:
+    limits: dict[str, str | None] = {BANDWIDTH_ANNOTATION: '{"uploadBytesPerSecond":5}'}
+
+    def starting(cr: Transfer) -> dict[str, str | None]:
+        return limits if cr.attempts.number > 1 else {}
+
+    async with interrupted_world("DataUpload", ended(137), starting=starting) as world:
+        world.cluster.mover.stubborn = True
+        await world.until(lambda: attempts_of(world).number == 2 and attempts_of(world).stage is AttemptStage.RUNNING)
+        assert world.transfer()["metadata"]["annotations"].items() >= limits.items()
 
 
 async def test_retries_end_with_the_cause_and_the_limit() -> None:

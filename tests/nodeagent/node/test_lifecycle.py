@@ -27,6 +27,7 @@ from nodeagent.node.lifecycle import (
     build_case,
     decide,
 )
+from nodeagent.node.reconciler import Steps
 from nodeagent.transfers.kinds.csi_snapshot import DataUploadKind
 from nodeagent.transfers.mover_pod import MoverLoss, PodState
 from tests.nodeagent.support.data_kinds import bare
@@ -96,7 +97,7 @@ def rows_of_another_attempt() -> list[Row]:
         between(Action.EXPOSE, EXPOSING, pod=NOT_STARTED - LOST, timed_out={False}, retryable={True}),
         between(Action.INTERRUPT, EXPOSING, pod={PodState.ENDED}, retryable={True}),
         between(Action.FAIL_UNSTARTED, EXPOSING, pod={PodState.ENDED}, retryable={False}),
-        between(Action.START_ATTEMPT, EXPOSING, pod={PodState.RUNNING}, has_slot={True}, retryable={True}),
+        between(Action.START, EXPOSING, pod={PodState.RUNNING}, has_slot={True}, retryable={True}),
         between(Action.REPORT_SLOT_PENDING, EXPOSING, pod={PodState.RUNNING}, has_slot={False}, retryable={True}),
         # Its data path runs.
         between(Action.INTERRUPT, MOVING, pod=GONE, retryable={True}),
@@ -109,11 +110,11 @@ def rows_of_another_attempt() -> list[Row]:
 
 TABLE = [
     # Transfers of other agents: only one whose mover has started here is taken over.
-    row(Action.TAKE_OVER, IN_PROGRESS, owned=False, cancel=NO_CANCEL, pod=STARTED, stage=EXPOSING),
+    row(Action.PREPARE, IN_PROGRESS, owned=False, cancel=NO_CANCEL, pod=STARTED, stage=EXPOSING),
     row(Action.NOTHING, IN_PROGRESS, owned=False, cancel=NO_CANCEL, pod=NOT_HERE, stage=EXPOSING),
     row(Action.NOTHING, IN_PROGRESS, owned=False, cancel=REQUESTED, pod=EVERY_POD, stage=EXPOSING),
     row(Action.NOTHING, IN_PROGRESS, owned=False, pod=EVERY_POD, stage=NOT_EXPOSING),
-    row(Action.TAKE_OVER, HOLDING, owned=False, cancel=NO_CANCEL, pod=STARTED),
+    row(Action.PREPARE, HOLDING, owned=False, cancel=NO_CANCEL, pod=STARTED),
     row(Action.NOTHING, HOLDING, owned=False, cancel=NO_CANCEL, pod=NOT_HERE),
     row(Action.NOTHING, HOLDING, owned=False, cancel=REQUESTED, pod=EVERY_POD),
     row(Action.NOTHING, set(Phase) - HOLDING - IN_PROGRESS, owned=False, pod=EVERY_POD),
@@ -290,3 +291,7 @@ def test_all_durations_of_a_transfer_are_forgotten_with_it() -> None:
     durations.forget(cr.uid)
     clock.seconds = 3600.0
     assert durations.measure(cr) == Measured(0.0, 0.0)
+
+
+def test_each_action_has_a_step() -> None:
+    assert [action for action in Action if not hasattr(Steps, action.name.lower())] == [Action.NOTHING]

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from core.kube.resources import DATA_UPLOADS
+from core.models.names import ATTEMPTS_ANNOTATION
 from core.models.transfer_settings import BandwidthLimits
 from nodeagent.config.own_keys import BandwidthKeys
 from nodeagent.config.parse import parse_config
@@ -73,8 +74,10 @@ class _Node:
     def configure(self, own: JsonDict) -> None:
         self.parts.live.current.update(parse_config(json.dumps({"nodeagent.io": own})))
 
-    def put(self, name: str, phase: str = "InProgress", limits: BandwidthLimits | None = None) -> None:
-        annotations = {} if limits is None else {_KEY: limits.to_json()}
+    def put(
+        self, name: str, phase: str = "InProgress", limits: BandwidthLimits | None = None, *, attempts: str = "{}"
+    ) -> None:
+        annotations = {ATTEMPTS_ANNOTATION: attempts} | ({} if limits is None else {_KEY: limits.to_json()})
         self.kube.put(data_upload(name, node="node-a", status={"phase": phase}, annotations=annotations))
 
     def limits(self, name: str) -> BandwidthLimits | None:
@@ -112,9 +115,11 @@ async def test_those_that_run_get_what_has_changed_and_those_without_limits_noth
         node.put(name, limits=_up(900_000))
     node.put("without")
     node.put("ended", "Completed", _up(5))
+    node.put("interrupted", limits=_up(7), attempts='{"number":2,"stage":"Waiting"}')
     async with node.watching():
         await node.bandwidth.refresh()
         assert [node.limits(name) for name in ("a", "b", "without", "ended")] == [_up(300_000)] * 2 + [None, _up(5)]
+        assert node.limits("interrupted") == _up(7)
         limit = 'nodeagent_bandwidth_limit_bytes_per_second{direction="upload",node="node-a"} 900000.0'
         assert limit in node.parts.metrics.render().decode()
         patches = len([one for one in node.kube.requests if one.method == "PATCH"])

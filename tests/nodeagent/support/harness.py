@@ -35,6 +35,7 @@ from core.models.names import (
     RECLAIM_POLICY_ANNOTATION,
 )
 from core.models.phases import RetryRules, Uptime
+from core.models.transfers import Transfer
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
@@ -135,6 +136,7 @@ def build_agent(
     slots: int = 1,
     metrics: Metrics | None = None,
     skew: timedelta = timedelta(),
+    starting: Callable[[Transfer], dict[str, str | None]] = lambda _: {},
     **settings: object,
 ) -> Reconciler:
     """Return the node's half of the agent of `node`, whose wall clock is ahead by `skew`, wired as the product does.
@@ -168,7 +170,7 @@ def build_agent(
         retry_rules=lambda _: retries,
         api_time=lambda: clock.now() - skew,
         uptime=lambda: Uptime(boot=f"boot of {node}", seconds=clock.monotonic()),
-        starting=lambda _: {},
+        starting=starting,
     )
     return Reconciler(tools, kinds)
 

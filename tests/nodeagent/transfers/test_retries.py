@@ -17,7 +17,6 @@ from nodeagent.transfers.retries import (
     PendingRecords,
     PendingReport,
     backoff_seconds,
-    explain_deadline,
     fence_refusal,
     fence_seconds,
     find_interruption,
@@ -193,7 +192,7 @@ def test_an_old_transfer_is_not_retried(cause: InterruptionCause, seconds: float
     text = None if seconds < 4 * _HOUR else "older than 4h0m0s (deadline)"
     assert refusal(RetryRules(), Attempts(), cause, age_seconds=seconds) == text
     assert refusal(RetryRules(deadline=None), Attempts(), cause, age_seconds=seconds) is None
-    assert explain_deadline(RetryRules(), age_seconds=seconds) == text
+    assert refusal(RetryRules(), Attempts(), None, age_seconds=seconds) == text
 
 
 def test_the_backoff_doubles_up_to_its_maximum_whatever_the_cause() -> None:
