@@ -158,7 +158,7 @@ class VerificationSteps:
         return decision
 
     def _record_of(self, repository: BackupRepository) -> RepositoryVerification:
-        return verification.before(verification.verification_of(repository), self._cluster.now() + CLOCKS)
+        return verification.verification_of(repository).before(self._cluster.now() + CLOCKS)
 
     async def _attend(self, repository: BackupRepository, job: MaintenanceJob) -> Requeue:
         """Wait for the end of the Job; give up one whose pod never runs."""
