@@ -22,7 +22,13 @@ from core.kube.resources import BACKUP_REPOSITORIES, BACKUPS, DATA_UPLOADS, JOBS
 from core.kube.types import Pod, UncheckedObject
 from core.models.base import format_time
 from core.models.job_output import read_output
-from core.models.names import BACKUP_ANNOTATION, MAINTENANCE_CONTAINER, RESTORE_TEST_ACCOUNT, VERIFICATION_ANNOTATION
+from core.models.names import (
+    BACKUP_ANNOTATION,
+    MAINTENANCE_CONTAINER,
+    RESTORE_TEST_ACCOUNT,
+    VERIFICATION_ANNOTATION,
+    VERIFIED_REPOSITORY_LABEL,
+)
 from core.models.phases import Phase
 from core.models.storage import BackupRepository, RepositoryKey
 from core.models.transfers import DataUpload, PodVolumeBackup, Transfer
@@ -38,6 +44,7 @@ from core.models.verification import (
 from core.mover_specs import VerifySnapshots
 from core.redact import redact
 from exposer.pod_status import parse_pod_end
+from exposer.pods import MaintenanceRun, build_command_job
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance import jobs as leader_jobs
 from nodeagent.leader.maintenance.restore_tests import build_restore_test, restorable
@@ -199,27 +206,28 @@ class VerificationSteps:
         known = structs.replace(known, memory_bytes=max(known.memory_bytes or 0, view.record.memory_bytes or 0))
         memory = decide_memory(known, may_be_full=True, most_bytes=settings.memory_limit_max_bytes)
         name = verification.verification_name(repository, restores=restores)
-        request = leader_jobs.JobRequest(name, repository, location, settings, memory)
+        run = leader_jobs.plan_run(name, repository, location, settings.job, memory)
         try:
-            created = await self._create(request, view, restores=restores)
+            created = await self._create(run, repository.key, view, restores=restores)
         except leader_jobs.PodRejectedError as e:
             hint = f"; {_NO_ACCOUNT}" if restores and RESTORE_TEST_ACCOUNT in str(e) else ""
             await self._report_once(repository, "VerificationRejected", f"{e}{hint}")
             return Decision(Hold.REJECTED)
         return Decision(Hold.JOB_UNFINISHED if created else Hold.IDLE)
 
-    async def _create(self, request: leader_jobs.JobRequest, view: VerificationView, *, restores: bool) -> bool:
+    async def _create(self, run: MaintenanceRun, key: RepositoryKey, view: VerificationView, *, restores: bool) -> bool:
         """Create the Job; return whether there is anything to do for it."""
-        expose, key = self._sources.expose_settings(), request.repository.key
+        expose = self._sources.expose_settings()
         if restores:
             copies = [restorable(cr) async for cr in self._completed() if _is_in(cr, key)]
             copy = choose_copy(view.record.tests, filter(None, copies))
             if copy is None:
                 return False
-            manifest = build_restore_test(request, expose, copy, view.plan)
+            manifest = build_restore_test(run, expose, copy, view.plan)
         else:
             spec = VerifySnapshots(shares=verification.choose_shares(view), least=verification.least_shares(view))
-            manifest = leader_jobs.build_verification(request, expose, spec)
+            manifest = build_command_job(run, expose, spec)
+            manifest["metadata"]["labels"][VERIFIED_REPOSITORY_LABEL] = run.owner.uid
         await leader_jobs.create_tried(self._cluster.client, manifest, self._cluster.check_leading)
         return True
 
