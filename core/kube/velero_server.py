@@ -6,8 +6,10 @@ pkg/repository/maintenance/maintenance.go (the name); Velero's chart, charts/vel
 """
 
 import asyncio
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Final
+from itertools import pairwise
+from typing import Any, Final
 
 from core.clock import Clock
 from core.errors import AgentError
@@ -55,6 +57,21 @@ async def find_velero_server(client: KubeClient, namespace: str) -> UncheckedObj
         if meta["name"] == _NAME or _LABEL in (meta.get("labels") or {}).items():
             return one
     return None
+
+
+def flags_of(workload: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the flags of a Deployment or DaemonSet as JSON dict, without `--`; "" of one that has no value.
+
+    Source: Velero v1.18, pkg/cmd/server/config/config.go.
+    """
+    containers = workload["spec"]["template"]["spec"]["containers"]
+    words = [word for one in containers for key in ("command", "args") for word in one.get(key) or ()]
+    flags = {}
+    for word, following in pairwise([*words, ""]):
+        key, sign, value = word.removeprefix("--").partition("=")
+        if word.startswith("--"):
+            flags[key] = value if sign else "" if following.startswith("-") else following
+    return flags
 
 
 _LOOK_SECONDS: Final = 30.0

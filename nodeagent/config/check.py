@@ -14,7 +14,8 @@ from core.errors import AgentError, ConfigError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import DAEMON_SETS, NODES, PODS, PRIORITY_CLASSES, STORAGE_CLASSES, Resource
-from core.kube.types import DaemonSet, Object, StorageClass
+from core.kube.types import Object, StorageClass
+from core.kube.velero_server import flags_of
 from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, AGENT_SELECTOR, CONFIG_ANNOTATION, NO_CONFIG
 from core.text import guess
@@ -262,19 +263,7 @@ async def _read_flag(client: KubeClient, namespace: str, flag: str) -> str | Non
         raise ConfigError(f"DaemonSet {namespace}/{AGENT_DAEMONSET} cannot be read: {e}") from e
     if daemonset is None:
         raise ConfigError(f"DaemonSet {namespace}/{AGENT_DAEMONSET} does not exist: use {flag} NAME, or --namespace")
-    return _flag_value(daemonset, flag)
-
-
-def _flag_value(daemonset: DaemonSet, flag: str) -> str | None:
-    """Return the value of the flag among the arguments of the DaemonSet's first container."""
-    container = daemonset["spec"]["template"]["spec"]["containers"][0]
-    words = [*(container.get("command") or []), *(container.get("args") or [])]
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word == flag:
-            return following or None
-        if word.startswith(f"{flag}="):
-            return word.removeprefix(f"{flag}=") or None
-    return None
+    return flags_of(daemonset).get(flag.removeprefix("--")) or None
 
 
 def _has_cluster(request: CheckRequest) -> bool:

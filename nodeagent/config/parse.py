@@ -29,7 +29,7 @@ from core.models.units import parse_quantity
 from core.text import ask, close_name
 from nodeagent.config.keys import AffinityMode, AgentConfig
 from nodeagent.config.own_keys import OWN_KEY
-from nodeagent.config.schema import ConfigFinding, Location, SortedKeys, load_json, show_key, sort_keys
+from nodeagent.config.schema import ConfigFinding, Location, SortedKeys, load_json, show_key
 from nodeagent.config.value_types import Section
 
 FLAG: Final = "--node-agent-configmap"
@@ -108,7 +108,7 @@ def parse_config(text: str) -> ParsedConfig:
     Raises:
         ConfigError: `text` is not a JSON object.
     """
-    keys = sort_keys(parse_object(text, "the configuration"), AgentConfig)
+    keys = SortedKeys(parse_object(text, "the configuration"), AgentConfig)
     errors = InvalidValues(_is_fatal)
     config = validate(keys, AgentConfig, errors)
     notes = (*keys.notes, *advise(config))

@@ -30,7 +30,7 @@ from nodeagent.config.expose_settings import node_requirements
 from nodeagent.config.keys import AffinityMode, LoadAffinity, PodLabels, PodResources
 from nodeagent.config.own_keys import WindowKeys
 from nodeagent.config.parse import InvalidValues, has_wrong_type, parse_object, read_named, validate
-from nodeagent.config.schema import ConfigFinding, Location, show_key, sort_keys
+from nodeagent.config.schema import ConfigFinding, Location, SortedKeys, show_key
 from nodeagent.config.windows import Window
 
 _log = logging.getLogger(__name__)
@@ -289,7 +289,7 @@ def parse_maintenance(config_map: Mapping[str, Any]) -> ParsedMaintenance:
     for key, text in sorted((config_map.get("data") or {}).items()):
         section = GlobalEntry if key == _GLOBAL else RepositoryEntry
         try:
-            keys = sort_keys(parse_object(text, "the value"), section)
+            keys = SortedKeys(parse_object(text, "the value"), section)
         except ConfigError as e:
             unreadable[key] = str(e)
             continue

@@ -1,19 +1,15 @@
-"""The keys of the configuration document: where each is in the models, its spellings, its path; and the JSON Schema.
-
-Rules between keys are not in the schema: `nodeagent check-config` checks all of them.
-"""
+"""The keys of the configuration document: where each is in the models, its spellings, its path."""
 
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from core.models.base import JsonDict
 from core.text import ask, close_name
-from nodeagent.config.keys import AgentConfig
 from nodeagent.config.value_types import Section
 
 Location = tuple[str | int, ...]
@@ -75,13 +71,24 @@ def _nested(annotation: object, container: str = "") -> _Nested | None:
     return next((found for part in arguments if (found := _nested(part, inside))), None)
 
 
-@dataclass
-class SortedKeys:
-    """A document with known keys in canonical spelling; `written` has the original by location."""
+def show_key(key: str) -> str:
+    """Return a key as a step of a path: `.name`, or `["a/b"]` where that would be ambiguous."""
+    return f".{key}" if _PLAIN_KEY.fullmatch(key) else f"[{json.dumps(key)}]"
 
-    document: JsonDict = field(default_factory=dict)
-    notes: list[ConfigFinding] = field(default_factory=list)
-    written: dict[Location, str] = field(default_factory=dict)
+
+class SortedKeys:
+    """The known keys of a document in canonical spelling, with a finding in `notes` for every other one.
+
+    Keys are not case-sensitive, null is the same as absent, and objects with the same key are merged, as in Velero.
+    Source: Go, encoding/json.
+    """
+
+    def __init__(self, document: JsonDict, section: type[Section]) -> None:
+        """Sort the keys of `document`, which `section` is the model of."""
+        self.notes: list[ConfigFinding] = []
+        self._written: dict[Location, str] = {}
+        self._root = section
+        self.document = self._sort_object(document, section, (), {})
 
     def show(self, location: Location) -> str:
         """Return a location as text in the original spelling, such as `loadAffinity[1].storageClass`."""
@@ -90,34 +97,10 @@ class SortedKeys:
             if isinstance(part, int):
                 shown += f"[{part}]"
                 continue
-            shown += show_key(self.written.get(location[:depth], part))
+            shown += show_key(self._written.get(location[:depth], part))
         return shown.removeprefix(".")
 
-
-def show_key(key: str) -> str:
-    """Return a key as a step of a path: `.name`, or `["a/b"]` where that would be ambiguous."""
-    return f".{key}" if _PLAIN_KEY.fullmatch(key) else f"[{json.dumps(key)}]"
-
-
-def sort_keys(document: JsonDict, section: type[Section]) -> SortedKeys:
-    """Return the known keys of `document`, with a finding for every other one.
-
-    Keys are not case-sensitive, null is the same as absent, and objects with the same key are merged, as in Velero.
-    Source: Go, encoding/json.
-    """
-    sorter = _Sorter(section)
-    sorter.found.document = sorter.sort_object(document, section, (), {})
-    return sorter.found
-
-
-class _Sorter:
-    """One walk through a document."""
-
-    def __init__(self, root: type[Section]) -> None:
-        self.found = SortedKeys()
-        self._root = root
-
-    def sort_object(self, value: JsonDict, section: type[Section], place: Location, before: JsonDict) -> JsonDict:
+    def _sort_object(self, value: JsonDict, section: type[Section], place: Location, before: JsonDict) -> JsonDict:
         """Return the known keys of `value`, added to what was there `before`, by an earlier key of the same name."""
         fields = {info.alias or name: info for name, info in section.model_fields.items()}
         spellings = {alias.lower(): alias for alias in (*fields, *section.other_names)}
@@ -132,7 +115,7 @@ class _Sorter:
                 self._note((*place, key), f"{alias} is set as well; this one is ignored")
             elif item is not None:
                 here = (*place, alias)
-                self.found.written[here] = key
+                self._written[here] = key
                 if alias in kept:
                     self._note(here, "repeated key; objects are merged, any other value is replaced")
                 if key != spelling:
@@ -156,10 +139,10 @@ class _Sorter:
         if container == "map":
             kept = ((key, item) for key, item in value.items() if item is not None)
             return earlier | {key: self._sort_value(item, inside, (*place, key)) for key, item in kept}
-        return self.sort_object(value, nested.section, place, earlier)
+        return self._sort_object(value, nested.section, place, earlier)
 
     def _note(self, place: Location, problem: str, hint: str | None = None) -> None:
-        self.found.notes.append(ConfigFinding(self.found.show(place), problem, hint))
+        self.notes.append(ConfigFinding(self.show(place), problem, hint))
 
     def _hint(self, key: str, candidates: Iterable[str], place: Location) -> str | None:
         """Return which known key may be meant: one of this object, else the same name at a deeper level."""
@@ -178,35 +161,3 @@ def known_paths(section: type[Section], above: str = "") -> Iterator[tuple[str, 
         if nested := _nested(info.annotation):
             inside = {"list": f"{path}[].", "map": f"{path}.<name>.", "": f"{path}."}[nested.container]
             yield from known_paths(nested.section, inside)
-
-
-def build_schema() -> JsonDict:
-    """Return the JSON Schema; it tolerates unknown keys, as the agent does."""
-    schema = AgentConfig.model_json_schema(by_alias=True)
-    definitions: JsonDict = schema.pop("$defs")
-    for section in _sections(AgentConfig):
-        described = schema if section is AgentConfig else definitions[section.__name__]
-        for other, alias in section.other_names.items():
-            described["properties"][other] = described["properties"][alias]
-    about = "The document in the ConfigMap that --node-agent-configmap names."
-    plain: JsonDict = _tidied(schema | {"$defs": definitions})
-    dialect = "https://json-schema.org/draft/2020-12/schema"
-    return plain | {"$schema": dialect, "title": "Configuration of node-agent", "description": about}
-
-
-def _sections(section: type[Section]) -> set[type[Section]]:
-    found = {section}
-    for info in section.model_fields.values():
-        if nested := _nested(info.annotation):
-            found |= _sections(nested.section)
-    return found
-
-
-def _tidied(node: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Return `node` without titles that only repeat the keys; maps accept no keys beside their pattern."""
-    if isinstance(node, list):
-        return [_tidied(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    tidy = {key: _tidied(value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
-    return tidy | ({"additionalProperties": False} if "patternProperties" in tidy else {})

@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from functools import cache, partial
-from itertools import pairwise
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from msgspec import Raw
 from msgspec import field as wire_field
@@ -22,7 +21,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, KubeError, NotServedError, UnauthorizedError, UnreachableError
 from core.kube.resources import Resource
 from core.kube.types import UncheckedObject
-from core.kube.velero_server import find_velero_server
+from core.kube.velero_server import find_velero_server, flags_of
 from core.models.backups import schedule_words
 from core.models.base import ObjectMeta, Time, WireModel
 from core.models.names import SCHEDULE_LABEL
@@ -258,7 +257,7 @@ class VolumeReader:
     async def _read_servers(self) -> list[Mapping[str, str]]:
         """Return the flags of the Velero server; empty: there is none."""
         server = await find_velero_server(self.client, self.namespace)
-        return [_flags_of(server)] if server is not None else []
+        return [flags_of(server)] if server is not None else []
 
     async def _read_defaults(self, found: Mapping[str, str] | None) -> ServerDefaults:
         flags = found or {}
@@ -318,22 +317,13 @@ def _is_set(value: str | None) -> bool:
     return value is not None and value.lower() not in {"false", "f", "0"}
 
 
-def _flags_of(server: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the flags of a Deployment, as JSON dict. Source: Velero v1.18, pkg/cmd/server/config/config.go."""
-    containers = server["spec"]["template"]["spec"]["containers"]
-    words = [word for one in containers for key in ("command", "args") for word in one.get(key) or ()]
-    flags = {}
-    for word, following in pairwise([*words, ""]):
-        key, sign, value = word.removeprefix("--").partition("=")
-        if word.startswith("--"):
-            flags[key] = value if sign else "" if following.startswith("-") else following
-    return flags
+class RunTimes(WireModel):
+    """When a CronJob or a Schedule runs, in its spec; `suspend` is a CronJob's, and `paused` a Schedule's."""
 
-
-class _CronJobSpec(WireModel):
     schedule: str = ""
     time_zone: str = ""
     suspend: bool = False
+    paused: bool = False
 
 
 class _CronJobStatus(WireModel):
@@ -342,7 +332,7 @@ class _CronJobStatus(WireModel):
 
 class _CronJob(WireModel):
     metadata: ObjectMeta
-    spec: _CronJobSpec = wire_field(default_factory=_CronJobSpec)
+    spec: RunTimes = wire_field(default_factory=RunTimes)
     status: _CronJobStatus = wire_field(default_factory=_CronJobStatus)
 
 

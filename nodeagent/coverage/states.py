@@ -45,14 +45,6 @@ class CoverageState(StrEnum):
 
 
 @dataclass(frozen=True)
-class CoverageRules:
-    """What the configuration says: where annotations of PVCs count, and whether volumes of all namespaces are named."""
-
-    leave_out_namespaces: Collection[str] = ()
-    alert_everywhere: bool = False
-
-
-@dataclass(frozen=True)
 class BackupSource:
     """A schedule: what it does with which volumes, and how often; None: never, and `why`. `ran` is its last start."""
 

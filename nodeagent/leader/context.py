@@ -9,8 +9,7 @@ from core.clock import Clock
 from core.kube.client import KubeClient
 from core.models.phases import RetryRules
 from core.models.transfers import Transfer
-from nodeagent.config.keys import LoadConcurrency
-from nodeagent.coverage.states import CoverageRules
+from nodeagent.config.keys import AgentConfig
 from nodeagent.metrics import Metrics
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.status import EventLog, StatusWriter
@@ -37,33 +36,27 @@ class Cluster:
 class DispatchRules:
     """The kinds, settings and timeouts of the dispatcher.
 
-    `concurrency` returns the active `loadConcurrency`. `resource_timeout` is how long a cleanup may
-    last before it is reported as blocked, `node_gone_after` how long a node may be not Ready before it
-    counts as lost. `has_copies` returns whether exposes copy Secrets or ConfigMaps. `retry_rules` returns the active
-    limits of retries of a transfer, `location_answers` whether the backup storage location of that name does.
-    `coverage` returns the active rules about volumes that are not protected, and `verification_period` how often all
-    backups are verified, None if the leader does not verify them.
+    `config` returns the active configuration. `resource_timeout` is how long a cleanup may last before it is reported
+    as blocked, `node_gone_after` how long a node may be not Ready before it counts as lost. `retry_rules` returns the
+    active limits of retries of a transfer, `location_answers` whether the backup storage location of that name does.
     """
 
     namespace: str
     kinds: Sequence[Kind[Any]]
-    concurrency: Callable[[], LoadConcurrency]
+    config: Callable[[], AgentConfig]
     prepare_timeout: timedelta = timedelta(minutes=30)
     resource_timeout: timedelta = timedelta(minutes=10)
     node_gone_after: timedelta = timedelta(minutes=5)
-    has_copies: Callable[[], bool] = lambda: False
     retry_rules: Callable[[Transfer], RetryRules] = lambda _: RetryRules()
     location_answers: Callable[[str], bool] = lambda _: True
-    coverage: Callable[[], CoverageRules] = CoverageRules
-    verification_period: Callable[[], timedelta | None] = lambda: None
 
     @property
     def queue_length(self) -> int | None:
         """The active `prepareQueueLength`, None where there is no limit."""
-        return self.concurrency().prepare_queue_length
+        return self.config().load_concurrency.prepare_queue_length
 
     @property
     def first(self) -> frozenset[str]:
         """The kinds whose transfers go before all others."""
-        kinds = self.kinds if self.concurrency().restores_first else ()
+        kinds = self.kinds if self.config().load_concurrency.restores_first else ()
         return frozenset(kind.spec.name for kind in kinds if kind.spec.restores)

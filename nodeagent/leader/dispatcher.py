@@ -7,6 +7,7 @@ pass after pass (`nodeagent.leader.admission.admission_pass`) as transfers and a
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -65,7 +66,7 @@ class Dispatcher:
     own_pod: AgentPod | None = None
     _term: "_Term | None" = field(default=None, init=False)
 
-    def finished_backups(self, key: RepositoryKey) -> list[str] | None:
+    def finished_backups(self, key: RepositoryKey) -> AbstractSet[str] | None:
         """Return the UIDs of the backups in the repository that have a final phase; None before all were listed."""
         return self._term.index.finished_backups(key) if self._term is not None else None
 

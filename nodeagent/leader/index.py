@@ -7,7 +7,9 @@ import asyncio
 import logging
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -224,35 +226,44 @@ class TransferIndex:
         on_change: Callable[[Entry], None],
     ) -> None:
         """Watch transfers of `kinds`; `on_change` is called with each entry that was added, changed or deleted."""
-        self._informers = [
-            Informer(
+        self._on_change = on_change
+        self._finished: defaultdict[tuple[str, str | None], set[str]] = defaultdict(set)
+        self._informers: dict[str, Informer[Entry]] = {
+            kind.spec.name: Informer(
                 client,
                 Selection(kind.spec.resource, namespace),
                 clock=clock,
                 trim=partial(build_entry, kind),
-                on_change=on_change,
+                on_change=self._observe,
             )
             for kind in kinds
-        ]
+        }
 
     async def run(self) -> None:
         """Watch until canceled."""
         async with asyncio.TaskGroup() as group:
-            for informer in self._informers:
+            for informer in self._informers.values():
                 group.create_task(informer.run(), name="transfer index")
 
     async def wait_synced(self) -> None:
         """Return once all kinds were listed."""
-        for informer in self._informers:
+        for informer in self._informers.values():
             await informer.synced.wait()
 
     def entries(self) -> list[Entry]:
         """Return the entries of all transfers."""
-        return [entry for informer in self._informers for entry in informer.items()]
+        return [entry for informer in self._informers.values() for entry in informer.items()]
 
-    def finished_backups(self, key: RepositoryKey) -> list[str] | None:
+    def finished_backups(self, key: RepositoryKey) -> AbstractSet[str] | None:
         """Return the UIDs of the backups in the repository that have a final phase; None before all were listed."""
-        if not all(informer.synced.is_set() for informer in self._informers):
+        if not all(informer.synced.is_set() for informer in self._informers.values()):
             return None
-        backups = (entry for entry in self.entries() if entry.copy is not None)
-        return [one.uid for one in backups if (one.queue, one.location) == (key.volume_namespace, key.location)]
+        return self._finished.get((key.volume_namespace, key.location), frozenset())
+
+    def _observe(self, entry: Entry) -> None:
+        if entry.copy is not None:
+            # Each repository is looked at every minute: not all transfers each time.
+            found = self._finished[entry.queue, entry.location]
+            gone = self._informers[entry.kind].get(entry.namespace, entry.name) is not entry
+            (found.discard if gone else found.add)(entry.uid)
+        self._on_change(entry)

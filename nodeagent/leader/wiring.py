@@ -18,7 +18,6 @@ from core.models.base import JsonDict
 from core.models.storage import BlockHash
 from core.models.transfers import Transfer
 from nodeagent.config.repositories import MaintenanceConfig
-from nodeagent.coverage.states import CoverageRules
 from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
@@ -170,17 +169,12 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
         DispatchRules(
             namespace=parts.spec.namespace,
             kinds=parts.kinds,
-            concurrency=live.current.load_concurrency,
-            has_copies=lambda: bool(live.current.config.copied_secrets or live.current.config.copied_config_maps),
+            config=lambda: live.current.config,
             prepare_timeout=settings.prepare_timeout,
             resource_timeout=settings.resource_timeout,
             node_gone_after=settings.node_gone_after,
             retry_rules=live.current.retry_rules,
             location_answers=probes.answers,
-            coverage=lambda: CoverageRules(
-                live.current.config.own.leave_out_namespaces, live.current.config.own.alert_not_protected
-            ),
-            verification_period=lambda: plan.period if (plan := live.current.config.own.verification_plan) else None,
         ),
         on_accepted=lambda cr: repositories.request(cr.repository_namespace, cr.spec.backup_storage_location),
         own_pod=parts.own_pod,

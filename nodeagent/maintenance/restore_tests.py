@@ -33,58 +33,65 @@ def without_future(at: datetime | None, latest: datetime) -> datetime | None:
     return at if at is None or at <= latest else None
 
 
-class RestoreTests(WireModel, omit_defaults=True):
-    """What is known of the restore tests of one repository; by default there was none.
+class JobTrack(WireModel, omit_defaults=True):
+    """What is known of the Jobs of one kind; by default there was none.
+
+    `job` is the creation of the last one whose end is stored, by the API server's clock. So many have failed in a row,
+    the last one at `failed_at`, by the leader's clock, with that `message`.
+    """
+
+    job: Time | None = None
+    failures: Int64 = 0
+    failed_at: Time | None = None
+    message: str = ""
+
+    @property
+    def succeeded(self) -> datetime | None:
+        """The creation of the last Job; None: it failed, or there was none."""
+        return self.job if self.failed_at is None else None
+
+    def before(self, latest: datetime) -> Self:
+        """Return the record without times after `latest`: a clock was wrong then."""
+        return replace(self, job=without_future(self.job, latest), failed_at=without_future(self.failed_at, latest))
+
+    def ended(self, created: datetime, failure: str | None = None, at: datetime | None = None) -> Self:
+        """Return the record after a Job, `created` then; `failure` is why it failed, as was seen `at` that time."""
+        if failure is None:
+            return replace(self, job=created, failures=0, failed_at=None, message="")
+        message = failure[:_MESSAGE_CHARACTERS]
+        return replace(self, job=created, failures=self.failures + 1, failed_at=at, message=message)
+
+
+class RestoreTests(JobTrack, omit_defaults=True):
+    """What is known of the restore tests of one repository.
 
     `at` is the creation of the last Job that found something out, about the PVC `claim`, with this `outcome`. `tested`
-    has when the Job was created that tested each PVC last, by its name. `job` is the creation of the last Job whose end
-    is stored, and `tried` its PVC. So many Jobs have failed in a row, the last one at `failed_at` with that `message`.
-    Times are by the API server's clock, except `failed_at`.
+    has when the Job was created that tested each PVC last, by its name. `tried` is the PVC of the last Job whose end is
+    stored. These times are by the API server's clock.
     """
 
     at: Time | None = None
     claim: str = ""
     outcome: VerificationOutcome | None = None
     tested: dict[str, Time] = wire_field(default_factory=dict)
-    job: Time | None = None
     tried: str = ""
-    failures: Int64 = 0
-    failed_at: Time | None = None
-    message: str = ""
 
     def before(self, latest: datetime) -> Self:
         """Return the record without times after `latest`: a clock was wrong then."""
-        at, job, failed_at = (without_future(one, latest) for one in (self.at, self.job, self.failed_at))
         tested = {claim: when for claim, when in self.tested.items() if when <= latest}
-        return replace(self, at=at, tested=tested, job=job, failed_at=failed_at)
+        return replace(super().before(latest), at=without_future(self.at, latest), tested=tested)
 
     def found(self, created: datetime, claim: str, outcome: VerificationOutcome) -> Self:
         """Return the record after a Job, `created` then, that found out whether the PVC comes back."""
-        return replace(
-            self,
-            at=created,
-            claim=claim,
-            outcome=outcome,
-            tested=self.tested | {claim: created},
-            job=created,
-            tried=claim,
-            failures=0,
-            failed_at=None,
-            message="",
-        )
+        tested = self.tested | {claim: created}
+        after = self.ended(created)
+        return replace(after, at=created, claim=claim, outcome=outcome, tested=tested, tried=claim)
 
     def failed(self, created: datetime, claim: str, message: str, at: datetime) -> Self:
         """Return the record after a Job, `created` then, that found nothing out, which was seen `at` that time."""
-        failures = self.failures + 1
-        return replace(
-            self,
-            tested=self.tested | ({claim: created} if failures >= _ATTEMPTS else {}),
-            job=created,
-            tried=claim,
-            failures=failures,
-            failed_at=at,
-            message=message[:_MESSAGE_CHARACTERS],
-        )
+        after = self.ended(created, message, at)
+        tested = self.tested | ({claim: created} if after.failures >= _ATTEMPTS else {})
+        return replace(after, tested=tested, tried=claim)
 
     def only(self, claims: Collection[str]) -> Self:
         """Return the record without PVCs that are not among `claims`, and without the oldest tests of very many."""

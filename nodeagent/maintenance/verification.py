@@ -10,18 +10,18 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 from msgspec import field as wire_field
 from msgspec.structs import replace
 
-from core.models.base import Int64, Time, WireModel
+from core.models.base import Int64, Time
 from core.models.names import VERIFICATION_ANNOTATION
 from core.models.storage import BackupRepository
 from core.models.verification import SHARES, Verification, VerificationOutcome, VerifiedShare, VerifiedSnapshot
 from core.text import some_of
 from nodeagent.config.windows import VerificationPlan, Window, is_open, longest_pause, next_start
-from nodeagent.maintenance.restore_tests import RestoreTests, without_future
+from nodeagent.maintenance.restore_tests import JobTrack, RestoreTests
 from nodeagent.maintenance.rules import Decision, Hold, retry_delay
 
 _NAME_CHARACTERS: Final = 40
@@ -30,19 +30,16 @@ _DIGEST_DIGITS: Final = 8
 _MOST_DAMAGED: Final = 10
 _MOST_COPIES: Final = 3
 _FAULT_CHARACTERS: Final = 200
-_MESSAGE_CHARACTERS: Final = 1000
 """The annotation has a few kilobytes at most."""
 
 
-class RepositoryVerification(WireModel, omit_defaults=True):
+class RepositoryVerification(JobTrack, omit_defaults=True):
     """What is known of one repository; by default nothing was read yet.
 
-    `at` is the end of the last Job that found something out, and `outcome` what it found. `shares` has when the Job was
-    created that read each share last, by its number. `damaged` names the first volumes with a damaged copy, which the
-    Job of `damaged_at` found. `job` is the creation of the last Job whose end is stored. So many Jobs have failed in a
-    row, the last one at `failed_at` with that `message`; `memory_bytes` is the memory limit of the next one after one
-    that was out of memory. `restore_tests` are of other Jobs; None: there was none. Times are by the API server's
-    clock, except `at` and `failed_at`.
+    `at` is the end of the last Job that found something out, by the leader's clock, and `outcome` what it found.
+    `shares` has when the Job was created that read each share last, by its number. `damaged` names the first volumes
+    with a damaged copy, which the Job of `damaged_at` found. `memory_bytes` is the memory limit of the next Job after
+    one that was out of memory. `restore_tests` are of other Jobs; None: there was none.
     """
 
     annotation: ClassVar[str] = VERIFICATION_ANNOTATION
@@ -52,10 +49,6 @@ class RepositoryVerification(WireModel, omit_defaults=True):
     shares: dict[str, Time] = wire_field(default_factory=dict)
     damaged_at: Time | None = None
     damaged: list[str] = wire_field(default_factory=list)
-    job: Time | None = None
-    failures: Int64 = 0
-    failed_at: Time | None = None
-    message: str = ""
     memory_bytes: Int64 | None = None
     restore_tests: RestoreTests | None = None
 
@@ -75,25 +68,22 @@ class RepositoryVerification(WireModel, omit_defaults=True):
         read = [at for at in self.read_at if at is not None]
         return min(read) if len(read) == SHARES else None
 
+    def before(self, latest: datetime) -> Self:
+        """Return the record without times after `latest`: a clock was wrong then, and would hold verification.
+
+        Damage that was found then stays until all was read again.
+        """
+        return replace(
+            super().before(latest),
+            shares={share: at for share, at in self.shares.items() if at <= latest},
+            damaged_at=self.damaged_at and min(self.damaged_at, latest),
+            restore_tests=self.restore_tests and self.restore_tests.before(latest),
+        )
+
 
 def verification_of(repository: BackupRepository) -> RepositoryVerification:
     """Return the record in the repository's annotation; an invalid one counts as none."""
     return RepositoryVerification.from_annotations(repository.metadata.annotations) or RepositoryVerification()
-
-
-def before(record: RepositoryVerification, latest: datetime) -> RepositoryVerification:
-    """Return the record without times after `latest`: a clock was wrong then, and would hold verification until them.
-
-    Damage that was found then stays until all was read again.
-    """
-    return replace(
-        record,
-        shares={share: at for share, at in record.shares.items() if at <= latest},
-        job=without_future(record.job, latest),
-        failed_at=without_future(record.failed_at, latest),
-        damaged_at=record.damaged_at and min(record.damaged_at, latest),
-        restore_tests=record.restore_tests and record.restore_tests.before(latest),
-    )
 
 
 @dataclass(frozen=True)
@@ -131,13 +121,13 @@ def decide_verification(view: VerificationView) -> Decision:
     record, plan, now = view.record, view.plan, view.now
 
     def is_due() -> bool:
-        last = record.job if record.failed_at is None else None
+        last = record.succeeded
         # What was never read is spread over the period, unless there is a schedule.
         early = plan.starts is None and last is not None and record.proven_at is None
         too_soon = early and last is not None and now < last + plan.period / SHARES
         return bool(choose_shares(view)) and not too_soon and _has_begun(plan, last, now)
 
-    return _decide(view, record.failures, record.failed_at, is_due)
+    return _decide(view, record, is_due)
 
 
 def decide_restore_test(view: VerificationView) -> Decision:
@@ -147,15 +137,14 @@ def decide_restore_test(view: VerificationView) -> Decision:
         return Decision(Hold.OFF)
 
     def is_due() -> bool:
-        last = tests.job if tests.failed_at is None else None
         late = tests.at is None or tests.at + plan.period < _begins_again(view)
-        return late and _has_begun(plan, last, view.now)
+        return late and _has_begun(plan, tests.succeeded, view.now)
 
-    return _decide(view, tests.failures, tests.failed_at, is_due)
+    return _decide(view, tests, is_due)
 
 
-def _decide(view: VerificationView, failures: int, failed_at: datetime | None, is_due: Callable[[], bool]) -> Decision:
-    """Return whether a Job of one kind begins; its last `failures` in a row failed, the last one at `failed_at`."""
+def _decide(view: VerificationView, last: JobTrack, is_due: Callable[[], bool]) -> Decision:
+    """Return whether a Job of one kind begins, after the `last` ones of its kind."""
     if view.job_unfinished:
         return Decision(Hold.JOB_UNFINISHED)
     if not view.has_backups:
@@ -165,8 +154,8 @@ def _decide(view: VerificationView, failures: int, failed_at: datetime | None, i
     # What is read-only can be read.
     if view.location_hold not in {None, Hold.LOCATION_READ_ONLY}:
         return Decision(view.location_hold)
-    if failures and failed_at is not None:
-        retry_at = failed_at + retry_delay(failures, view.plan.period / SHARES)
+    if last.failures and last.failed_at is not None:
+        retry_at = last.failed_at + retry_delay(last.failures, view.plan.period / SHARES)
         if view.now < retry_at:
             return Decision(Hold.BACK_OFF, retry_at)
     if not is_due():
@@ -215,7 +204,7 @@ def least_shares(view: VerificationView) -> int:
 def verification_name(repository: BackupRepository, *, restores: bool = False) -> str:
     """Return the name of the Job after what the record says: two leaders that start one choose the same."""
     record = verification_of(repository)
-    last: RepositoryVerification | RestoreTests = record.tests if restores else record
+    last: JobTrack = record.tests if restores else record
     seed = f"{repository.uid}/{last.job}/{last.failures}"
     digest = hashlib.sha256(seed.encode()).hexdigest()[:_DIGEST_DIGITS]
     return f"{repository.name[:_NAME_CHARACTERS].rstrip('.-')}-{'restore-test' if restores else 'verify'}-{digest}"
@@ -298,12 +287,7 @@ def after_job(
     `memory_bytes` is the memory limit of the next Job; None: as usual.
     """
     read = {str(one.share): created for one in shares if 0 <= one.share < SHARES}
-    after = replace(record, job=created, shares=record.shares | read)
-    if failure is not None:
-        message = failure[:_MESSAGE_CHARACTERS]
-        after = replace(after, failures=record.failures + 1, failed_at=at, message=message, memory_bytes=memory_bytes)
-    else:
-        after = replace(after, failures=0, failed_at=None, message="", memory_bytes=None)
+    after = replace(record.ended(created, failure, at), shares=record.shares | read, memory_bytes=memory_bytes)
     if damaged:
         failed = VerificationOutcome.FAILED
         return replace(after, at=at, outcome=failed, damaged=list(damaged[:_MOST_DAMAGED]), damaged_at=created)

@@ -12,7 +12,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError
 from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, LEASES, PODS
 from core.models.names import ADMISSIONS_CONFIGMAP, DATA_MOVER_FINALIZER, DISPATCHER_LEASE, NODE_LABEL
-from nodeagent.config.keys import LoadConcurrency
+from nodeagent.config.keys import AgentConfig, LoadConcurrency
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
@@ -37,7 +37,9 @@ async def agent(
         client, CLOCK, namespace=namespace, identity=name, duration=timedelta(seconds=lease_seconds)
     )
     cluster = build_cluster(client, CLOCK, node=name, check_leading=election.check)
-    rules = DispatchRules(namespace, [ScriptedKind()], lambda: LoadConcurrency(prepare_queue_length=2))
+    rules = DispatchRules(
+        namespace, [ScriptedKind()], lambda: AgentConfig(load_concurrency=LoadConcurrency(prepare_queue_length=2))
+    )
     dispatcher = Dispatcher(cluster, rules, on_accepted=lambda _: None)
     task = asyncio.create_task(election.run(dispatcher.run), name=name)
     try:

@@ -180,7 +180,7 @@ class Examiner:
         self._cluster = cluster
         self._rules = rules
         self._agents = agents
-        self._slots = NodeSlots(cluster.client, cluster.clock, rules.concurrency)
+        self._slots = NodeSlots(cluster.client, cluster.clock, lambda: rules.config().load_concurrency)
         self._kinds = {kind.spec.name: kind for kind in rules.kinds}
         self._reader = SharedReader(cluster.client, cluster.clock)
         self._copies = CopyHolders()

@@ -78,7 +78,8 @@ class MaintenanceController:
 
         def enqueue(job: MaintenanceJob) -> None:
             """Enqueue the Job's repository; all of them if it has ended, since it makes room for another's."""
-            if not job.ours and not job.labeled and job.verifies is None:
+            # Before all are listed, none of them is news: each repository is looked at then anyway.
+            if not jobs.synced.is_set() or not (job.ours or job.labeled or job.verifies is not None):
                 return
             # What has been due for longest gets the place first.
             for raw in sorted(repositories.items(), key=self._when_due):

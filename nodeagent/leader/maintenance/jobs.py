@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -38,14 +38,13 @@ from core.models.storage import (
     RepositoryKey,
 )
 from core.models.units import parse_count
-from core.mover_specs import MaintainRepository, VerifySnapshots
 from core.redact import redact
 from core.snapshot_contract import SnapshotReport
 from exposer.causes import CauseFinder
 from exposer.model import Owner
 from exposer.ownership import NO_PRIORITY_CLASS
-from exposer.pods import MaintenanceRun, build_command_job, build_maintenance_job
-from exposer.settings import ExposeSettings, StorageAccess
+from exposer.pods import JobSettings, MaintenanceRun
+from exposer.settings import StorageAccess
 from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.leader.context import Cluster
 from nodeagent.maintenance.jobs import (
@@ -60,7 +59,7 @@ from nodeagent.maintenance.jobs import (
 )
 from nodeagent.maintenance.record import MaintenanceRecord, RunningJob, after_failure, after_success
 from nodeagent.maintenance.restore_tests import without_future
-from nodeagent.maintenance.rules import CLOCKS, Decision, Memory, full_interval_of, merge_history, record_of
+from nodeagent.maintenance.rules import CLOCKS, Decision, Memory, merge_history, record_of
 from nodeagent.metrics import MAINTENANCE_DURATION, MAINTENANCE_FAILURE, MAINTENANCE_FOREIGN, MAINTENANCE_SUCCESS
 from nodeagent.runtime.workqueue import Requeue, Timers
 
@@ -247,23 +246,6 @@ class Places:
         return self._most
 
 
-@dataclass(frozen=True)
-class JobRequest:
-    """One Job to create: its `name`, what it maintains or verifies, and what applies to it.
-
-    `memory` is what it gets unless `settings` say otherwise. `ignore_foreign`: maintenance by another cluster does not
-    hold it. `report_snapshots`: it also reports the snapshots that nothing refers to.
-    """
-
-    name: str
-    repository: BackupRepository
-    location: BackupStorageLocation
-    settings: MaintenanceSettings
-    memory: Memory
-    ignore_foreign: bool = False
-    report_snapshots: bool = False
-
-
 async def read_before_start(
     client: KubeClient, namespace: str, repository: BackupRepository, settings: ReadSettings
 ) -> tuple[list[MaintenanceJob], BackupStorageLocation | None, MaintenanceSettings] | None:
@@ -298,39 +280,18 @@ async def create_tried(client: KubeClient, manifest: Manifest, check_leading: Ca
     return MaintenanceJob.parse(await client.create(JOBS, manifest))
 
 
-def _plan_run(request: JobRequest) -> MaintenanceRun:
-    repository, settings = request.repository, request.settings
-    job = settings.job
-    if job.resources is None:
-        job = replace(job, resources=request.memory.resources)
+def plan_run(
+    name: str, repository: BackupRepository, location: BackupStorageLocation, job: JobSettings, memory: Memory
+) -> MaintenanceRun:
+    """Return what a Job of that `name` is built from; it gets `memory` unless the settings `job` say otherwise."""
+    limit_mib = parse_count(repository.spec.repository_config.get(CACHE_LIMIT_KEY, ""))
     return MaintenanceRun(
         owner=Owner.of(repository),
-        name=request.name,
-        settings=job,
-        storage=StorageAccess.of(request.location),
-        cache_limit_mib=parse_count(repository.spec.repository_config.get(CACHE_LIMIT_KEY, ""))
-        or DEFAULT_CACHE_LIMIT_MIB,
+        name=name,
+        settings=job if job.resources is not None else replace(job, resources=memory.resources),
+        storage=StorageAccess.of(location),
+        cache_limit_mib=limit_mib or DEFAULT_CACHE_LIMIT_MIB,
     )
-
-
-def build_maintenance(request: JobRequest, expose: ExposeSettings) -> Manifest:
-    """Return a Job that maintains the repository."""
-    interval = full_interval_of(request.repository)
-    spec = MaintainRepository(
-        job=request.name,
-        ignore_foreign=request.ignore_foreign,
-        verify_blobs=request.settings.verify_blob_limit,
-        full_interval_seconds=int(interval.total_seconds()) if interval is not None else None,
-        report_snapshots=request.report_snapshots,
-    )
-    return build_maintenance_job(_plan_run(request), expose, spec)
-
-
-def build_verification(request: JobRequest, expose: ExposeSettings, spec: VerifySnapshots) -> Manifest:
-    """Return a Job that verifies the repository by `spec`; it gets no label of Velero's."""
-    manifest = build_command_job(_plan_run(request), expose, spec)
-    manifest["metadata"]["labels"][names.VERIFIED_REPOSITORY_LABEL] = request.repository.uid
-    return manifest
 
 
 async def _try_pod(client: KubeClient, manifest: Manifest) -> Manifest:

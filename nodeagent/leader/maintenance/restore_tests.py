@@ -13,10 +13,9 @@ from core.models import names
 from core.models.transfers import Transfer
 from core.models.verification import Verification, is_damaged
 from exposer.pod_manifest import Placement
-from exposer.pods import WITHOUT_SIDECAR, AgentImage, build_client_pod, is_reserved_label
+from exposer.pods import WITHOUT_SIDECAR, AgentImage, MaintenanceRun, build_client_pod, is_reserved_label
 from exposer.settings import ExposeSettings
 from nodeagent.config.windows import VerificationPlan
-from nodeagent.leader.maintenance.jobs import JobRequest
 from nodeagent.maintenance.restore_tests import RestorableCopy, RestoreTestRequest
 
 _CLEANUP: Final = timedelta(minutes=15)
@@ -35,15 +34,15 @@ def restorable(cr: Transfer) -> RestorableCopy | None:
 
 
 def build_restore_test(
-    request: JobRequest, expose: ExposeSettings, copy: RestorableCopy, plan: VerificationPlan
+    run: MaintenanceRun, expose: ExposeSettings, copy: RestorableCopy, plan: VerificationPlan
 ) -> Manifest:
     """Return a Job that tests the restore of a copy; Kubernetes deletes it an hour after its end.
 
     The API server rejects its pod where its account does not exist.
     """
-    meta, settings = request.repository.metadata, request.settings.job
+    owner, settings = run.owner, run.settings
     longest = settings.active_deadline
-    test = RestoreTestRequest(copy.kind, copy.name, meta.namespace, longest, plan.restore_test_class)
+    test = RestoreTestRequest(copy.kind, copy.name, owner.namespace, longest, plan.restore_test_class)
     pod = build_client_pod(
         names.RESTORE_TEST_ACCOUNT,
         test.argv,
@@ -59,9 +58,9 @@ def build_restore_test(
     labels = {key: value for key, value in settings.labels.items() if not is_reserved_label(key)}
     inherited = {"labels": labels, "annotations": {**WITHOUT_SIDECAR, **settings.annotations}}
     named = {
-        "name": request.name,
-        "namespace": meta.namespace,
-        "labels": {names.VERIFIED_REPOSITORY_LABEL: request.repository.uid},
+        "name": run.name,
+        "namespace": owner.namespace,
+        "labels": {names.VERIFIED_REPOSITORY_LABEL: owner.uid},
         "annotations": {names.RESTORE_TEST_ANNOTATION: copy.claim},
     }
     spec = {

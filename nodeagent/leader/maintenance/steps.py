@@ -12,8 +12,10 @@ from core.errors import ContractError
 from core.kube.velero_server import ServerAbsence
 from core.models.names import REPOSITORY_ID_ANNOTATION
 from core.models.storage import BackupRepository, RepositoryKey
+from core.mover_specs import MaintainRepository
 from core.redact import redact
 from exposer.causes import CauseFinder
+from exposer.pods import build_maintenance_job
 from exposer.settings import ExposeSettings
 from nodeagent.config.windows import VerificationPlan
 from nodeagent.leader.context import Cluster
@@ -242,19 +244,21 @@ class MaintenanceSteps:
         decision = rules.decide_maintenance(view)
         if decision.hold is not None or location is None:
             return decision
-        slot, most_bytes = rules.slot_of(view.now, view.frequency, repository.uid), settings.memory_limit_max_bytes
-        request = leader_jobs.JobRequest(
-            rules.job_name(repository.name, slot, rules.count_failures(view.entries), {job.name for job in jobs}),
-            repository,
-            location,
-            settings,
-            rules.decide_memory(view.record, may_be_full=decision.may_be_full, most_bytes=most_bytes),
+        slot, interval = rules.slot_of(view.now, view.frequency, repository.uid), view.new_full_interval
+        name = rules.job_name(repository.name, slot, rules.count_failures(view.entries), {job.name for job in jobs})
+        most_bytes = settings.memory_limit_max_bytes
+        memory = rules.decide_memory(view.record, may_be_full=decision.may_be_full, most_bytes=most_bytes)
+        spec = MaintainRepository(
+            job=name,
             ignore_foreign=self.switch is MaintenanceSwitch.ON,
+            verify_blobs=settings.verify_blob_limit,
+            full_interval_seconds=int(interval.total_seconds()) if interval is not None else None,
             report_snapshots=rules.is_report_due(view.record, view.now),
         )
         inputs = await self._read_inputs(repository)
         try:
-            manifest = leader_jobs.build_maintenance(request, self.sources.expose_settings())
+            run = leader_jobs.plan_run(name, repository, location, settings.job, memory)
+            manifest = build_maintenance_job(run, self.sources.expose_settings(), spec)
             job = await leader_jobs.create_tried(cluster.client, manifest, cluster.check_leading)
         except leader_jobs.PodRejectedError as e:
             await self._report_once(repository, "MaintenanceRejected", str(e))
@@ -264,10 +268,10 @@ class MaintenanceSteps:
             name=job.name, uid=job.uid, created=job.created, fingerprint=view.fingerprint, inputs=inputs
         )
         await self._history.note_running(repository, running)
-        if request.memory.too_small and settings.job.resources is None:
+        if memory.too_small and settings.job.resources is None:
             text = (
                 f"the last maintenance was out of memory, and Job {job.name} may use no more than "
-                f"{request.memory.limit_bytes // 2**20} MiB: that is memoryLimitMax"
+                f"{memory.limit_bytes // 2**20} MiB: that is memoryLimitMax"
             )
             await self._report_once(repository, "MaintenanceMemory", text)
         return Decision(Hold.JOB_UNFINISHED)

@@ -17,12 +17,18 @@ from msgspec import structs
 
 from core.errors import AgentError, ContractError, ResultError
 from core.kube.client import Selection
-from core.kube.errors import NotFoundError
+from core.kube.errors import KubeError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUPS, DATA_UPLOADS, JOBS, POD_VOLUME_BACKUPS, Resource
-from core.kube.types import Pod, UncheckedObject
+from core.kube.types import UncheckedObject
 from core.models.base import format_time
 from core.models.job_output import read_output
-from core.models.names import BACKUP_ANNOTATION, MAINTENANCE_CONTAINER, RESTORE_TEST_ACCOUNT, VERIFICATION_ANNOTATION
+from core.models.names import (
+    BACKUP_ANNOTATION,
+    MAINTENANCE_CONTAINER,
+    RESTORE_TEST_ACCOUNT,
+    VERIFICATION_ANNOTATION,
+    VERIFIED_REPOSITORY_LABEL,
+)
 from core.models.phases import Phase
 from core.models.storage import BackupRepository, RepositoryKey
 from core.models.transfers import DataUpload, PodVolumeBackup, Transfer
@@ -38,6 +44,7 @@ from core.models.verification import (
 from core.mover_specs import VerifySnapshots
 from core.redact import redact
 from exposer.pod_status import parse_pod_end
+from exposer.pods import MaintenanceRun, build_command_job
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance import jobs as leader_jobs
 from nodeagent.leader.maintenance.restore_tests import build_restore_test, restorable
@@ -116,8 +123,9 @@ class VerificationSteps:
         ended, latest = (job for job in own if job.ended), self._cluster.now() + CLOCKS
         new = [job for job in ended if (stored[bool(job.restores)] or _NEVER) < job.created <= latest]
         if new:
-            found = await self._read(new[0], await read_pod(self._cluster.client, self._namespace, new[0].name))
-            await self._write(repository, new[0], found, [one async for one in self._completed()])
+            found = await self._read(repository, new[0])
+            transfers = [one async for one in self._completed(repository.key.volume_namespace)]
+            await self._write(repository, new[0], found, transfers)
             return Requeue(leader_jobs.STEP_SECONDS)
         if unfinished := [job for job in own if not job.ended]:
             return await self._attend(repository, unfinished[0])
@@ -158,7 +166,7 @@ class VerificationSteps:
         return decision
 
     def _record_of(self, repository: BackupRepository) -> RepositoryVerification:
-        return verification.before(verification.verification_of(repository), self._cluster.now() + CLOCKS)
+        return verification.verification_of(repository).before(self._cluster.now() + CLOCKS)
 
     async def _attend(self, repository: BackupRepository, job: MaintenanceJob) -> Requeue:
         """Wait for the end of the Job; give up one whose pod never runs."""
@@ -199,41 +207,45 @@ class VerificationSteps:
         known = structs.replace(known, memory_bytes=max(known.memory_bytes or 0, view.record.memory_bytes or 0))
         memory = decide_memory(known, may_be_full=True, most_bytes=settings.memory_limit_max_bytes)
         name = verification.verification_name(repository, restores=restores)
-        request = leader_jobs.JobRequest(name, repository, location, settings, memory)
+        run = leader_jobs.plan_run(name, repository, location, settings.job, memory)
         try:
-            created = await self._create(request, view, restores=restores)
+            created = await self._create(run, repository.key, view, restores=restores)
         except leader_jobs.PodRejectedError as e:
             hint = f"; {_NO_ACCOUNT}" if restores and RESTORE_TEST_ACCOUNT in str(e) else ""
             await self._report_once(repository, "VerificationRejected", f"{e}{hint}")
             return Decision(Hold.REJECTED)
         return Decision(Hold.JOB_UNFINISHED if created else Hold.IDLE)
 
-    async def _create(self, request: leader_jobs.JobRequest, view: VerificationView, *, restores: bool) -> bool:
+    async def _create(self, run: MaintenanceRun, key: RepositoryKey, view: VerificationView, *, restores: bool) -> bool:
         """Create the Job; return whether there is anything to do for it."""
-        expose, key = self._sources.expose_settings(), request.repository.key
+        expose = self._sources.expose_settings()
         if restores:
-            copies = [restorable(cr) async for cr in self._completed() if _is_in(cr, key)]
+            copies = [restorable(cr) async for cr in self._completed(key.volume_namespace) if _is_in(cr, key)]
             copy = choose_copy(view.record.tests, filter(None, copies))
             if copy is None:
                 return False
-            manifest = build_restore_test(request, expose, copy, view.plan)
+            manifest = build_restore_test(run, expose, copy, view.plan)
         else:
             spec = VerifySnapshots(shares=verification.choose_shares(view), least=verification.least_shares(view))
-            manifest = leader_jobs.build_verification(request, expose, spec)
+            manifest = build_command_job(run, expose, spec)
+            manifest["metadata"]["labels"][VERIFIED_REPOSITORY_LABEL] = run.owner.uid
         await leader_jobs.create_tried(self._cluster.client, manifest, self._cluster.check_leading)
         return True
 
-    async def _read(self, job: MaintenanceJob, pod: Pod | None) -> _Found:
+    async def _read(self, repository: BackupRepository, job: MaintenanceJob) -> _Found:
         """Return what the Job says in its log and its termination message."""
-        log, end = "", parse_pod_end(pod) if pod is not None else None
+        client, namespace, log, unread = self._cluster.client, self._namespace, "", ""
+        pod = await read_pod(client, namespace, job.name)
+        end = parse_pod_end(pod) if pod is not None else None
         if pod is not None:
-            name = pod["metadata"]["name"]
+            name, limit = pod["metadata"]["name"], _LOG_LIMIT_BYTES
             try:
-                log = await self._cluster.client.pod_log(
-                    self._namespace, name, container=MAINTENANCE_CONTAINER, limit_bytes=_LOG_LIMIT_BYTES
-                )
-            except NotFoundError as e:
-                _log.debug("the log of Pod %s is not there: %s", name, e)
+                log = await client.pod_log(namespace, name, container=MAINTENANCE_CONTAINER, limit_bytes=limit)
+            except KubeError as e:
+                # A container that never ran has no log, and the kubelet of a lost node does not answer.
+                if self._may_pass(e, repository, job):
+                    raise
+                unread = str(e)
         found = _Found(SHARE_LINE.find(log), VERIFIED_LINE.find(log))
         if end is None or not (job.succeeded or end.exit_code == 0):
             failed = describe_failure(job, pod)
@@ -244,15 +256,18 @@ class VerificationSteps:
             # Results that the log has lost are an error, although those before count.
             read_output(VERIFIED_LINE, end.message, log)
         except (ContractError, ResultError) as e:
-            return replace(found, failure=str(e))
+            return replace(found, failure=unread or str(e))
         unknown = [one for one in found.snapshots if one.outcome is None]
         if unknown:
             text = f"{len(unknown)} of {len(found.snapshots)} snapshots could not be verified"
             return replace(found, failure=f"{text}: {unknown[0].id}: {'; '.join(unknown[0].faults)}")
         return found
 
-    async def _completed(self) -> AsyncIterator[Transfer]:
-        """Yield all completed backups that name a snapshot, of all repositories."""
+    async def _completed(self, volume_namespace: str) -> AsyncIterator[Transfer]:
+        """Yield all completed backups of the namespace's volumes that name a snapshot, in all locations.
+
+        Those of all namespaces together may be too many to be kept.
+        """
         for resource, model in _MODELS:
             async for page in self._cluster.client.pages(Selection(resource, self._namespace)):
                 for raw in page.items:
@@ -261,7 +276,8 @@ class VerificationSteps:
                     except ContractError as e:
                         _log.debug("transfer ignored, the resource is invalid: %s", e)
                         continue
-                    if cr.phase is Phase.COMPLETED and cr.status.snapshot_id:
+                    completed = cr.phase is Phase.COMPLETED and cr.status.snapshot_id
+                    if completed and cr.repository_namespace == volume_namespace:
                         yield cr
 
     async def _write(
@@ -279,8 +295,16 @@ class VerificationSteps:
         # At one time: of several copies of a volume, a damaged one counts.
         at = cluster.now().replace(microsecond=0)
         for cr, one in own:
-            if (outcome := _conclude(cr, one, found, after)) is not None:
+            if (outcome := _conclude(cr, one, found, after)) is None:
+                continue
+            try:
                 await self._record(cr, one, Verification(at=at, outcome=outcome))
+            except AgentError as e:
+                # What is damaged must not pass for a good copy.
+                if self._may_pass(e, repository, job):
+                    raise
+                # It may have been deleted meanwhile.
+                _log.warning("could not record the verification of %s %s: %s", cr.kind_name, cr.name, e)
         cluster.check_leading()
         change = {"metadata": {"annotations": {VERIFICATION_ANNOTATION: after.to_json()}}}
         await cluster.client.patch_if_unchanged(BACKUP_REPOSITORIES, repository.metadata, change)
@@ -306,18 +330,17 @@ class VerificationSteps:
             record, job.created, found.shares, damaged=damaged, failure=failure, at=at, memory_bytes=memory_bytes
         )
 
+    def _may_pass(self, error: AgentError, repository: BackupRepository, job: MaintenanceJob) -> bool:
+        """Return whether the error may pass: it has not kept the end of the Job from being stored for long."""
+        return error.retry and self._ages.seconds(repository.name, f"end of {job.uid}") < leader_jobs.START_SECONDS
+
     async def _record(self, cr: Transfer, found: VerifiedSnapshot | None, new: Verification) -> None:
         """Record the verification on a transfer, with an Event if it is the first that failed."""
         cluster, last = self._cluster, Verification.from_annotations(cr.metadata.annotations)
         resource = DATA_UPLOADS if isinstance(cr, DataUpload) else POD_VOLUME_BACKUPS
         cluster.check_leading()
         patch = {"metadata": {"annotations": {VERIFICATION_ANNOTATION: new.to_json()}, "uid": cr.uid}}
-        try:
-            await cluster.client.patch(resource, self._namespace, cr.name, patch)
-        except AgentError as e:
-            # It may have been deleted meanwhile.
-            _log.warning("could not record the verification of %s %s: %s", resource.kind, cr.name, e)
-            return
+        await cluster.client.patch(resource, self._namespace, cr.name, patch)
         if found is not None and not new.passed and not is_damaged(last):
             faults = redact(f"kopia snapshot {found.id}: {'; '.join(found.faults)}")
             await cluster.events.record(cr, "VerificationFailed", faults, warning=True)

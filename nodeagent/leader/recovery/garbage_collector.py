@@ -94,7 +94,9 @@ class GarbageCollector:
         """Take the next deletion step for every missing owner; return how many have leaked objects left."""
         transfers = list(self._transfers())
         alive = {entry.uid for entry in transfers if entry.finalizer or not entry.phase.final}
-        found = await list_leaked_objects(self._cluster.client, self._rules.namespace, copies=self._rules.has_copies())
+        config = self._rules.config()
+        copies = bool(config.copied_secrets or config.copied_config_maps)
+        found = await list_leaked_objects(self._cluster.client, self._rules.namespace, copies=copies)
         for uid in {entry.uid for entry in transfers} & found.keys():
             found[uid] = replace(found[uid], bases=[])
         leaked = [left for uid, left in found.items() if uid not in alive and left and not _of_repository(left)]

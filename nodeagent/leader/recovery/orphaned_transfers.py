@@ -157,7 +157,8 @@ class OrphanRecovery:
         self._pending.retain(uids)
         self._explained = {uid: fault for uid, fault in self._explained.items() if uid in uids}
         self._agents.retain({entry.node_label for entry in entries})
-        for entry in entries:
+        # Most of all transfers are finished and cleaned up.
+        for entry in (entry for entry in entries if entry.finalizer or not entry.phase.final):
             action = self._action_for(entry)
             later = action in _MAY_WAIT and entry.key in self._not_before
             # One that is blocked is retried every minute.
@@ -214,9 +215,8 @@ class OrphanRecovery:
             case RecoveryAction.ADOPT:
                 await self._adopt(kind, cr)
             case RecoveryAction.REASSIGN:
-                if not await self._has_pod_there(cr):
-                    await self._reassign(kind, cr)
-                elif not await self._leave_node(kind, cr):
+                leave = self._leave_node if await self._has_pod_there(cr) else self._reassign
+                if not await leave(kind, cr):
                     await self._wait_for_agent(kind, cr)
             case RecoveryAction.LEAVE_NODE:
                 await self._leave_node(kind, cr)
@@ -284,18 +284,21 @@ class OrphanRecovery:
         stored = await self._cluster.status.annotate(kind, cr, Change(labels={NODE_LABEL: label_value(node)}))
         await self._cluster.events.record(stored, "Adopted", f"the node agent on node {node} continues it")
 
-    async def _reassign(self, kind: Kind[Any], cr: Transfer) -> None:
-        """Assign a transfer to another agent, where its prepare timeout begins again if it is Accepted."""
-        # One that is bound can only be carried out by the agent on its volume's node.
+    async def _reassign(self, kind: Kind[Any], cr: Transfer) -> bool:
+        """Assign a transfer to another agent, where its prepare timeout begins again if it is Accepted.
+
+        Return False if no agent can carry it out: none is live, or has the feature; or it is bound to its node.
+        """
         chosen = None if kind.spec.bound_to_node else self._choose(cr)
         if chosen is None:
-            return
+            return False
         label, node = chosen
         previous = await node_of(kind, cr) or cr.status.accepted_by_node or "another node"
         accepted = {"acceptedByNode": node} if cr.phase is Phase.ACCEPTED else {}
         stored = await self._cluster.status.annotate(kind, cr, Change(status=accepted, labels={NODE_LABEL: label}))
         message = f"node agent on {previous} is not available; assigned to the node agent on node {node}"
         await self._cluster.events.record(stored, "Reassigned", message)
+        return True
 
     async def _pod_node(self, cr: Transfer) -> str | None:
         pod = await read_mover(self._cluster.client, cr)

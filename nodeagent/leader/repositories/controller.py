@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from core.clock import Deadline
 from core.contract import InitResult, parse_result
@@ -81,6 +81,18 @@ _SERVER_SECONDS: Final = 60.0
 _WORKERS: Final = 8
 
 
+class _Identity(NamedTuple):
+    """What is kept of a BackupRepository; the rest, such as its history, is read when needed."""
+
+    name: str
+    uid: str
+    key: RepositoryKey
+
+
+def _identify(raw: RepositoryObject) -> _Identity:
+    return _Identity(raw["metadata"]["name"], raw["metadata"]["uid"], RepositoryKey.of(raw))
+
+
 @dataclass(eq=False)
 class RepositoryController:
     """Makes BackupRepositories Ready while this agent is the leader.
@@ -114,9 +126,7 @@ class RepositoryController:
         client, clock = self.cluster.client, self.cluster.clock
         selection = Selection(BACKUP_REPOSITORIES, self._namespace)
         self._queue: WorkQueue[str] = WorkQueue(clock, name="repositories", workers=_WORKERS)
-        self._repositories: Informer[RepositoryObject] = Informer(
-            client, selection, clock=clock, trim=lambda raw: raw, on_change=self._observe
-        )
+        self._repositories = Informer(client, selection, clock=clock, trim=_identify, on_change=self._observe)
         self._inputs = LocationInputs(client, clock, self._namespace, self._enqueue_all_of)
         self._absent: dict[str, RepositoryKey] = {}
         self._early: dict[str, Deadline] = {}
@@ -145,21 +155,19 @@ class RepositoryController:
                 _log.warning("could not ensure the repository password Secret, will retry: %s", e)
             await self._queue.run(lambda name: self._steps.take(name, self._read_and_reconcile(name)))
 
-    def _observe(self, raw: RepositoryObject) -> None:
+    def _observe(self, changed: _Identity) -> None:
         """Enqueue a changed repository; forget the attempts of one that was deleted."""
-        meta = raw["metadata"]
-        current = self._repositories.get(self._namespace, meta["name"])
-        if current is None or current["metadata"]["uid"] != meta["uid"]:
-            self._retries.forget(meta["uid"])
-        self._queue.add(meta["name"])
+        current = self._repositories.get(self._namespace, changed.name)
+        if current is None or current.uid != changed.uid:
+            self._retries.forget(changed.uid)
+        self._queue.add(changed.name)
 
     def _enqueue(self, names: Iterable[str]) -> None:
         for name in names:
             self._queue.add(name)
 
     def _enqueue_all_of(self, location: str) -> None:
-        found = (raw for raw in self._repositories.items() if RepositoryKey.of(raw).location == location)
-        self._enqueue(raw["metadata"]["name"] for raw in found)
+        self._enqueue(one.name for one in self._repositories.items() if one.key.location == location)
 
     def _forget(self, name: str) -> None:
         self._early.pop(name, None)
@@ -172,13 +180,13 @@ class RepositoryController:
         The transfer's mover would create it only once it runs; meanwhile its volume is exposed.
         """
         wanted = RepositoryKey(volume_namespace, location)
-        found = [raw["metadata"] for raw in self._repositories.items() if RepositoryKey.of(raw) == wanted]
+        found = [one for one in self._repositories.items() if one.key == wanted]
         if not found:
             self._absent[name := repository_name(volume_namespace, location)] = wanted
             self._queue.add(name)
-        for meta in found:
-            if self._retries.request(meta["uid"]):
-                self._queue.add(meta["name"])
+        for one in found:
+            if self._retries.request(one.uid):
+                self._queue.add(one.name)
 
     def bring_forward(self) -> None:
         """Retry soon what failed: the API server answers again."""

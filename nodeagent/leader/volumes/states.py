@@ -25,6 +25,7 @@ from core.models.base import ObjectMeta, WireModel
 from core.models.verification import Verification
 from nodeagent.config.windows import parse_interval
 from nodeagent.coverage import history
+from nodeagent.coverage.read import RunTimes
 from nodeagent.coverage.states import is_of_another, parse_annotated
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.election import NotLeaderError
@@ -222,20 +223,11 @@ _T = TypeVar("_T")
 _INTERVALS: Final = (names.BACKUP_INTERVAL_ANNOTATION, names.VERIFICATION_INTERVAL_ANNOTATION)
 
 
-class _Spec(WireModel):
-    """What is read of the spec of a Schedule (`paused`) or CronJob (`suspend`)."""
-
-    schedule: str = ""
-    time_zone: str = ""
-    suspend: bool = False
-    paused: bool = False
-
-
 class _Planned(WireModel):
     """A PVC, Schedule or CronJob."""
 
     metadata: ObjectMeta
-    spec: _Spec = msgspec.field(default_factory=_Spec)
+    spec: RunTimes = msgspec.field(default_factory=RunTimes)
 
     @property
     def annotated(self) -> Plan:

@@ -19,8 +19,9 @@ from core.models.base import format_time
 from core.models.names import ALERT_NOT_PROTECTED_LABEL
 from core.models.phases import Phase
 from nodeagent import metrics as metric
+from nodeagent.config.own_keys import OwnKeys
 from nodeagent.coverage.read import ObservedVolumes, TooManyObjectsError, VolumeReader
-from nodeagent.coverage.states import CompletedBackup, Coverage, CoverageRules, VolumePlan, build_coverage
+from nodeagent.coverage.states import CompletedBackup, Coverage, VolumePlan, build_coverage
 from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.states import ClaimKey, PlanReader, Plans, Remembered, VolumeState, build_states
@@ -68,8 +69,8 @@ class CoverageReader:
         self._failures = 0
         self._said: Sequence[str] = ()
 
-    async def read(self, rules: CoverageRules) -> PlannedCoverage:
-        """Return what there is now; for six reads that fail, what the last good one returned."""
+    async def read(self, keys: OwnKeys) -> PlannedCoverage:
+        """Return what there is now, by the active `keys`; for six reads that fail, what the last good one returned."""
         try:
             read_at, locations = self._now(), await self._read_locations()
             observed = await self._volumes.read()
@@ -84,7 +85,7 @@ class CoverageReader:
             self._say(logging.INFO, "cannot read all about which volumes are protected, will retry", observed.notes)
             if self._is_given_up(failed=observed.passing) or not observed.passing or self._last.plans is None:
                 number = len(observed.cluster.claims) if observed.cluster else 0
-                planned = await run_for_many(number, plan_coverage, observed, rules)
+                planned = await run_for_many(number, plan_coverage, observed, keys)
                 self._last = replace(planned, locations=locations, read_at=read_at)
         return self._last
 
@@ -106,14 +107,14 @@ class CoverageReader:
             _log.log(level, "%s: %s", what, "; ".join(self._said[:_MOST_NOTES]))
 
 
-def plan_coverage(observed: ObservedVolumes, rules: CoverageRules) -> PlannedCoverage:
+def plan_coverage(observed: ObservedVolumes, keys: OwnKeys) -> PlannedCoverage:
     """Return what is expected of the PVCs that were read; a volume of a pod without one has no transfers here."""
     if (cluster := observed.cluster) is None:
         return PlannedCoverage()
-    plans = observed.plan(rules.leave_out_namespaces).plans or ()
+    plans = observed.plan(keys.leave_out_namespaces).plans or ()
     labels = {name: one.metadata.labels for name, one in cluster.namespaces.items()}
     named = {name for name, each in labels.items() if each.get(ALERT_NOT_PROTECTED_LABEL) == "true"}
-    alerting = {plan.key[0] for plan in plans} if rules.alert_everywhere else named
+    alerting = {plan.key[0] for plan in plans} if keys.alert_not_protected else named
     return PlannedCoverage(tuple(plan for plan in plans if plan.key in cluster.claims), frozenset(alerting))
 
 
@@ -197,9 +198,11 @@ class VolumeView:
         """Show the volumes until canceled; then none, since another agent shows them."""
         try:
             while True:
-                plans = replace(await self._plans.read(), verification=self._rules.verification_period())
+                keys = self._rules.config().own
+                verification = plan.period if (plan := keys.verification_plan) is not None else None
+                plans = replace(await self._plans.read(), verification=verification)
                 await self._show_retention(plans)
-                self._planned = await self._coverage.read(self._rules.coverage())
+                self._planned = await self._coverage.read(keys)
                 due_at = self._cluster.clock.monotonic() + _READ_SECONDS + len(plans.claims or ()) / _CLAIMS_PER_SECOND
                 while (left := due_at - self._cluster.clock.monotonic()) > 0:
                     await self._show_changes(plans, left)

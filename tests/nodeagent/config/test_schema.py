@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from nodeagent.config.keys import AgentConfig
 from nodeagent.config.parse import parse_config
-from nodeagent.config.schema import build_schema, known_paths
+from nodeagent.config.schema import known_paths
 from nodeagent.config.value_types import (
     DurationText,
     LabelKey,
@@ -25,7 +25,7 @@ from nodeagent.config.value_types import (
     OptionalDurationText,
     QuantityText,
 )
-from tests.nodeagent.support.config_table import build_page, split_path
+from tests.nodeagent.support.config_table import build_page, build_schema, split_path
 
 _DOCS = Path(__file__).parents[3] / "docs"
 _SCHEMA = _DOCS / "config.schema.json"

@@ -124,8 +124,14 @@ async def test_the_finished_backups_of_a_repository_are_known_once_all_are_liste
     async with running(index.run()):
         await index.wait_synced()
         namespaces = {data_upload()["spec"]["sourceNamespace"], pod_volume_backup()["spec"]["pod"]["namespace"]}
-        found = {uid for one in namespaces for uid in index.finished_backups(RepositoryKey(one, "default")) or []}
-    assert found == {uids["done"], uids["failed"]}
+
+        def found() -> set[str]:
+            return {uid for one in namespaces for uid in index.finished_backups(RepositoryKey(one, "default")) or []}
+
+        assert found() == {uids["done"], uids["failed"]}
+        kube.put(data_upload("running") | {"status": {"phase": "Canceled"}})
+        await parts.client.delete(DATA_UPLOADS, NAMESPACE, "done")
+        await until(lambda: found() == {uids["running"], uids["failed"]})
 
 
 CREATED = datetime(2026, 11, 21, 11, 58, tzinfo=UTC)

@@ -18,7 +18,6 @@ from nodeagent.maintenance.verification import (
     VerifiedCopy,
     after_job,
     after_restore_test,
-    before,
     choose_shares,
     decide_restore_test,
     decide_verification,
@@ -131,15 +130,15 @@ def test_a_job_that_failed_leaves_what_was_read_and_is_tried_again_later_each_ti
 def test_times_of_a_clock_that_was_wrong_hold_nothing() -> None:
     ahead = _read(RepositoryVerification(), NOW + 400 * DAY, *range(SHARES))
     assert decide_verification(VerificationView(NOW, PLAN, ahead)).hold is Hold.NOT_DUE
-    record = before(ahead, NOW)
+    record = ahead.before(NOW)
     assert (record.job, record.proven_at) == (None, None)
     assert decide_verification(VerificationView(NOW, PLAN, record)).hold is None
     damaged = after_job(ahead, NOW + 400 * DAY, [], damaged=["PVC shop/data"], failure=None, at=NOW)
-    right = _read(before(damaged, NOW), NOW + DAY, *range(SHARES))
+    right = _read(damaged.before(NOW), NOW + DAY, *range(SHARES))
     assert (right.outcome, right.damaged, right.damaged_at) == (_PASSED, [], None)
     failed = after_job(ahead, NOW, [], damaged=[], failure="no answer", at=NOW + 400 * DAY)
     later = NOW + PLAN.period / SHARES
-    assert decide_verification(VerificationView(later, PLAN, before(failed, later))).hold is None
+    assert decide_verification(VerificationView(later, PLAN, failed.before(later))).hold is None
 
 
 def test_damage_stays_until_all_was_read_again() -> None:
@@ -283,7 +282,7 @@ def test_damage_stays_with_that_of_shares() -> None:
 
 def test_times_of_restore_tests_by_a_clock_that_was_wrong_hold_nothing() -> None:
     ahead = RestoreTests().found(NOW + 400 * DAY, "a", _PASSED)
-    record = before(RepositoryVerification(restore_tests=ahead), NOW)
+    record = RepositoryVerification(restore_tests=ahead).before(NOW)
     assert decide_restore_test(VerificationView(NOW, _PLAN, record)).hold is None
     assert record.tests == structs.replace(ahead, at=None, tested={}, job=None)
     assert RepositoryVerification.from_json(record.to_json()) == record

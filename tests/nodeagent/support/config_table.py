@@ -1,4 +1,7 @@
-"""The page of all configuration keys, docs/configuration-keys.md."""
+"""The page of all configuration keys, docs/configuration-keys.md, and their schema, docs/config.schema.json.
+
+Rules between keys are not in the schema: `nodeagent check-config` checks all of them.
+"""
 
 import json
 from collections.abc import Iterator
@@ -6,7 +9,8 @@ from typing import Any
 
 from nodeagent.config.keys import AgentConfig
 from nodeagent.config.own_keys import OWN_KEY
-from nodeagent.config.schema import build_schema, known_paths
+from nodeagent.config.schema import known_paths
+from nodeagent.config.value_types import Section
 from tests.support.objects import JsonDict
 
 _IMMEDIATELY = "immediately; running transfers continue"
@@ -117,3 +121,27 @@ def _bounds(inside: JsonDict) -> str:
 def _default(node: JsonDict) -> str:
     value: Any = node.get("default")
     return f"`{json.dumps(value)}`" if value not in (None, "", []) else "none" if value != "" else "empty"
+
+
+def build_schema() -> JsonDict:
+    """Return the JSON Schema; it tolerates unknown keys, as the agent does."""
+    schema = AgentConfig.model_json_schema(by_alias=True)
+    definitions: JsonDict = schema.pop("$defs")
+    for section in Section.__subclasses__():
+        described = schema if section is AgentConfig else definitions.get(section.__name__, {})
+        for other, alias in section.other_names.items():
+            described["properties"][other] = described["properties"][alias]
+    about = "The document in the ConfigMap that --node-agent-configmap names."
+    plain: JsonDict = _tidied(schema | {"$defs": definitions})
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return plain | {"$schema": dialect, "title": "Configuration of node-agent", "description": about}
+
+
+def _tidied(node: Any) -> Any:
+    """Return `node` without titles that only repeat the keys; maps accept no keys beside their pattern."""
+    if isinstance(node, list):
+        return [_tidied(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    tidy = {key: _tidied(value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
+    return tidy | ({"additionalProperties": False} if "patternProperties" in tidy else {})

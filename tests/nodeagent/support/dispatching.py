@@ -40,7 +40,7 @@ from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, Pod
 from exposer.model import Pending, Reader
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
-from nodeagent.config.keys import LoadConcurrency, NodeRule
+from nodeagent.config.keys import AgentConfig, LoadConcurrency, NodeRule, RestorePVC
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.index import Entry
@@ -267,18 +267,19 @@ class Scene:
         rules = DispatchRules(
             NAMESPACE,
             [self.kind, *self.others],
-            self._concurrency,
+            self._config,
             timedelta(minutes=30),
-            has_copies=lambda: self.has_copies,
             retry_rules=lambda _: self.retry,
             location_answers=lambda name: name not in self.silent,
         )
         return Dispatcher(cluster, rules, on_accepted=lambda cr: self.accepted.append(cr.name))
 
-    def _concurrency(self) -> LoadConcurrency:
-        return LoadConcurrency(
+    def _config(self) -> AgentConfig:
+        concurrency = LoadConcurrency(
             prepare_queue_length=self.limit, restores_first=self.restores_first, per_node_config=self.per_node
         )
+        copied = RestorePVC(secret_names=("token",) if self.has_copies else ())
+        return AgentConfig(load_concurrency=concurrency, restore_pvc=copied)
 
     @asynccontextmanager
     async def dispatching(self, dispatcher: Dispatcher | None = None) -> AsyncIterator[Dispatcher]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from core.models.verification import SHARE_LINE, SHARES, SnapshotVerification, V
 from exposer.pods import JobSettings
 from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.config.windows import VerificationPlan
+from nodeagent.leader.maintenance.verifications import VerificationSteps
 from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.nodeagent.support.maintenance_scene import (
     MINUTE,
@@ -25,11 +27,13 @@ from tests.nodeagent.support.maintenance_scene import (
 from tests.nodeagent.support.repository_scene import SERVER
 from tests.support.clock import NOON
 from tests.support.job_output import seal
+from tests.support.tasks import until
 
 pytestmark = pytest.mark.looptime
 
 _HOUR = 60 * MINUTE
 _ALL = tuple(range(SHARES))
+_WITH_LOG = ["failed", "rotated", "unknown", "deadline"]
 
 
 @pytest.fixture
@@ -96,6 +100,38 @@ async def test_damage_is_recorded_on_its_backup_and_names_the_copy_that_is_right
     assert scene.reasons() == ["VerificationFailed"] * 3
 
 
+async def test_damage_is_recorded_on_its_backup_although_the_write_fails_for_a_while(scene: VerificationScene) -> None:
+    scene.kube.fail_next("PATCH", "/datauploads/one", 503, times=12)
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * MINUTE)
+        await scene.finish(
+            job, verified_line("one", VerificationOutcome.FAILED, "db/wal: invalid checksum"), *_shares(*_ALL)
+        )
+        await asyncio.sleep(5 * MINUTE)
+    assert scene.verified()["one"] == "failed"
+    assert scene.reasons().count("VerificationFailed") == 2
+
+
+async def test_of_all_backups_only_those_of_the_namespace_are_kept_meanwhile(
+    scene: VerificationScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster has 100,000 transfers, and the leader the memory of an agent."""
+    kept: list[str] = []
+    write = VerificationSteps._write
+
+    async def note(self: Any, *given: Any) -> None:
+        kept.extend(one.name for one in given[-1])
+        await write(self, *given)
+
+    monkeypatch.setattr(VerificationSteps, "_write", note)
+    elsewhere = next(one for one in scene.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == "one")
+    meta = {"name": "elsewhere", "namespace": "velero"}
+    scene.kube.put(elsewhere | {"metadata": meta, "spec": elsewhere["spec"] | {"sourceNamespace": "shop"}})
+    async with scene.running():
+        await scene.finish(await scene.until_job(seconds=2 * MINUTE), *_shares(*_ALL))
+    assert sorted(kept) == ["one", "three", "two"]
+
+
 @pytest.mark.parametrize("exit_code", [0, 1])
 async def test_a_failed_job_has_no_backup_pass_that_it_did_not_see(scene: VerificationScene, exit_code: int) -> None:
     """It may know of damage, and not in which snapshots."""
@@ -106,7 +142,7 @@ async def test_a_failed_job_has_no_backup_pass_that_it_did_not_see(scene: Verifi
     assert (len(scene.stored["shares"]), scene.verified()) == (SHARES, {"two": "passed"})
 
 
-@pytest.mark.parametrize("kind", ["failed", "rotated", "unknown", "no pod", "deadline"])
+@pytest.mark.parametrize("kind", [*_WITH_LOG, "no pod", "rejected by kubelet", "node lost", "log forbidden"])
 async def test_what_a_job_could_not_find_out_is_tried_again(scene: VerificationScene, kind: str) -> None:
     async with scene.running():
         job = await scene.until_job(seconds=2 * MINUTE)
@@ -126,11 +162,21 @@ async def test_what_a_job_could_not_find_out_is_tried_again(scene: VerificationS
                 scene.kube.put(job | {"status": {"failed": 1, "conditions": [target]}})
                 await asyncio.sleep(20)
                 assert scene.stored["message"] == "it did not end before its deadline of 6h0m0s"
+            case "rejected by kubelet" | "node lost":
+                rejected = kind == "rejected by kubelet"
+                scene.start_pod(job, "Failed" if rejected else "Running")
+                scene.kube.fail_next("GET", "/log", 400 if rejected else 502, times=999)
+                scene.kube.put(job | {"status": {"failed": 1}})
+                await until(lambda: "failures" in scene.stored, seconds=20 if rejected else 20 * MINUTE, every=1)
+            case "log forbidden":
+                scene.kube.fail_next("GET", "/log", 403, message="no access")
+                await scene.finish(job, *_shares(0))
+                assert scene.stored["message"].startswith(f"log of Pod velero/{job['metadata']['name']}-x: 403 ")
             case _:
                 await asyncio.sleep(11 * MINUTE)
                 assert scene.jobs == []
         assert scene.stored["failures"] == 1
-        assert list(scene.stored.get("shares", {})) == ([] if kind == "no pod" else ["0"])
+        assert list(scene.stored.get("shares", {})) == (["0"] if kind in _WITH_LOG else [])
         assert scene.reasons()[-1] == "VerificationIncomplete"
         assert scene.verified() == {}
         await scene.until_job(seconds=2 * _HOUR, but=len(scene.jobs))

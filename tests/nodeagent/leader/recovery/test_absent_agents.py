@@ -125,6 +125,22 @@ async def test_the_prepare_timeout_continues_while_the_agent_is_unavailable(phas
     assert scene.message("du") == f"{step} within 30m0s: no node agent is ready on node node-a"
 
 
+@pytest.mark.parametrize("canceled", [False, True])
+async def test_an_accepted_transfer_that_no_agent_can_take_over_is_reported_and_ended(canceled: bool) -> None:
+    scene = open_scene("node-a")
+    scene.kube.put(agent_pod("node-a", ready=False))
+    add(scene, "Accepted")
+    async with scene.dispatching():
+        expected = "no node agent is ready on node node-a: continues when the agent is back"
+        await scene.until(lambda: scene.message("du") == expected, seconds=45)
+        if canceled:
+            await scene.client.patch(DATA_UPLOADS, NAMESPACE, "du", {"spec": {"cancel": True}})
+        await asyncio.sleep(290 if canceled else 1700)
+        assert scene.phase("du") == "Accepted"
+        await scene.until(lambda: scene.phase("du") == ("Canceled" if canceled else "Failed"), seconds=100)
+    assert scene.message("du").endswith(": no node agent is ready on node node-a")
+
+
 @pytest.mark.parametrize("evicted", [False, True], ids=["gone", "evicted"])
 async def test_a_canceled_transfer_whose_mover_is_lost_while_its_agent_is_unavailable_is_ended(evicted: bool) -> None:
     scene = bound_scene("node-b")

@@ -185,6 +185,17 @@ async def test_between_two_attempts_it_is_reassigned(stage: AttemptStage) -> Non
     assert "acceptedByNode" not in scene.transfer("du")["status"]
 
 
+async def test_between_two_attempts_without_any_agent_it_fails_at_its_deadline() -> None:
+    scene = lost_scene("node-a")
+    scene.kube.put(agent_pod("node-a", ready=False))
+    scene.retry = RetryRules(deadline=timedelta(hours=1))
+    scene.set_attempts("du", interrupted(InterruptionCause.EVICTED, AttemptStage.READY))
+    async with scene.dispatching():
+        cause = "no node agent is ready on node node-a"
+        await scene.until(lambda: scene.message("du") == f"{cause}: continues when the agent is back", seconds=45)
+        assert await until_failed(scene, seconds=3700) == f"{cause}; not retried: older than 1h0m0s (deadline)"
+
+
 @pytest.mark.parametrize("mover", ["runs", "lost"])
 async def test_a_transfer_that_is_bound_to_its_node_continues_when_that_is_back(mover: str) -> None:
     scene = lost_scene("node-a", "node-b", bound=True)

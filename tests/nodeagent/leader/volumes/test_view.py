@@ -12,7 +12,7 @@ import pytest
 from core.kube.resources import CRON_JOBS, EVENTS, PERSISTENT_VOLUME_CLAIMS
 from core.models.backups import HeldBackup, RetentionReport
 from core.models.names import PVC_UID_LABEL, SCHEDULE_COMMAND, SCHEDULE_LABEL
-from nodeagent.config.keys import LoadConcurrency
+from nodeagent.config.keys import AgentConfig
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.states import VolumeState
@@ -48,7 +48,7 @@ async def showing(
     clock = LoopClock()
     cluster = build_cluster(kube.client, clock, metrics=metrics)
     cluster = replace(cluster, now=lambda: datetime(2026, 11, 1, tzinfo=UTC))
-    view = VolumeView(cluster, DispatchRules("velero", [], LoadConcurrency), entries=entries)
+    view = VolumeView(cluster, DispatchRules("velero", [], AgentConfig), entries=entries)
     async with running(view.run()):
         yield view
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-from nodeagent.coverage.states import CoverageRules
+from nodeagent.config.own_keys import OwnKeys
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.view import CoverageReader, PlannedCoverage, show_coverage
 from nodeagent.metrics import Metrics
@@ -31,8 +31,8 @@ def reader(kube: FakeKube) -> CoverageReader:
     return CoverageReader(kube.client, "velero", lambda: NOON)
 
 
-async def planned(kube: FakeKube, rules: CoverageRules | None = None) -> PlannedCoverage:
-    return await reader(kube).read(rules or CoverageRules())
+async def planned(kube: FakeKube, rules: OwnKeys | None = None) -> PlannedCoverage:
+    return await reader(kube).read(rules or OwnKeys())
 
 
 def shown(metrics: Metrics) -> set[str]:
@@ -43,7 +43,7 @@ def shown(metrics: Metrics) -> set[str]:
     return {one.removeprefix("nodeagent_") for one in found}
 
 
-async def show(kube: FakeKube, entries: Sequence[Entry] = (), rules: CoverageRules | None = None) -> set[str]:
+async def show(kube: FakeKube, entries: Sequence[Entry] = (), rules: OwnKeys | None = None) -> set[str]:
     metrics = Metrics("a")
     await show_coverage(metrics, await planned(kube, rules), entries, NOON)
     return shown(metrics)
@@ -103,7 +103,7 @@ async def test_volumes_of_chosen_namespaces_are_named() -> None:
     kube.put(a_claim("data", "db"))
     named = {one for one in await show(kube) if one.startswith("volume_")}
     assert named == {'volume_not_protected{claim="data",state="never-backed-up",volume_namespace="app"} 1.0'}
-    everywhere = await show(kube, rules=CoverageRules(alert_everywhere=True))
+    everywhere = await show(kube, rules=OwnKeys(alert_not_protected=True))
     assert len([one for one in everywhere if one.startswith("volume_")]) == 2
 
 
@@ -111,7 +111,7 @@ async def test_at_most_fifty_are_named() -> None:
     kube = FakeKube()
     for number in range(60):
         kube.put(a_claim(f"data-{number:02}"))
-    lines = await show(kube, rules=CoverageRules(alert_everywhere=True))
+    lines = await show(kube, rules=OwnKeys(alert_not_protected=True))
     assert len([one for one in lines if one.startswith("volume_")]) == 50
     assert 'volumes{state="never-backed-up",volume_namespace="app"} 60.0' in lines
 
@@ -119,7 +119,7 @@ async def test_at_most_fifty_are_named() -> None:
 async def test_nothing_is_shown_without_the_permission_or_once_another_agent_leads() -> None:
     kube, metrics = FakeKube(), Metrics("a")
     kube.put(a_claim("data", created="2026-11-01T00:00:00Z"))
-    await show_coverage(metrics, await planned(kube, CoverageRules(alert_everywhere=True)), (), NOON + timedelta(1))
+    await show_coverage(metrics, await planned(kube, OwnKeys(alert_not_protected=True)), (), NOON + timedelta(1))
     assert len(shown(metrics)) == 2
     await show_coverage(metrics, PlannedCoverage(), (), NOON)
     assert shown(metrics) == set()
@@ -131,15 +131,15 @@ async def test_the_last_state_stays_while_something_cannot_be_read() -> None:
     kube = FakeKube()
     kube.put(a_claim("data"))
     coverage = reader(kube)
-    assert len((await coverage.read(CoverageRules())).plans or ()) == 1
+    assert len((await coverage.read(OwnKeys())).plans or ()) == 1
     kube.put(a_claim("more"))
     kube.fail_next("GET", "/cronjobs", 500, times=9)
-    assert len((await coverage.read(CoverageRules())).plans or ()) == 1
+    assert len((await coverage.read(OwnKeys())).plans or ()) == 1
     kube.fulfill()
     kube.fail_next("GET", "/", "lost", times=99)
-    assert len((await coverage.read(CoverageRules())).plans or ()) == 1
+    assert len((await coverage.read(OwnKeys())).plans or ()) == 1
     kube.fulfill()
-    assert len((await coverage.read(CoverageRules())).plans or ()) == 2
+    assert len((await coverage.read(OwnKeys())).plans or ()) == 2
 
 
 @pytest.mark.parametrize("fault", ["lost", 500], ids=["no answer", "PVCs alone"])
@@ -150,13 +150,13 @@ async def test_the_last_state_is_given_up_after_six_reads_and_why_is_logged_once
     kube = FakeKube()
     kube.put(a_claim("data"))
     coverage = reader(kube)
-    await coverage.read(CoverageRules())
+    await coverage.read(OwnKeys())
     kube.fail_next("GET", "/persistentvolumeclaims", fault, times=999)
-    known = [(await coverage.read(CoverageRules())).plans is not None for _ in range(8)]
+    known = [(await coverage.read(OwnKeys())).plans is not None for _ in range(8)]
     assert known == [True] * 6 + [False] * 2
     assert len(caplog.records) == 1
     kube.fulfill()
-    assert (await coverage.read(CoverageRules())).plans is not None
+    assert (await coverage.read(OwnKeys())).plans is not None
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,9 @@ async def test_too_many_pvcs_are_not_held(monkeypatch: pytest.MonkeyPatch, caplo
     for number in range(3):
         kube.put(a_claim(f"data-{number}"))
     coverage = reader(kube)
-    assert len((await coverage.read(CoverageRules())).plans or ()) == 3
+    assert len((await coverage.read(OwnKeys())).plans or ()) == 3
     kube.put(a_claim("one-more"))
     for _ in range(2):
-        assert (await coverage.read(CoverageRules())).plans is None
+        assert (await coverage.read(OwnKeys())).plans is None
     (warning,) = [one for one in caplog.records if one.levelno == logging.WARNING]
     assert "there are more than 3 persistentvolumeclaims" in warning.getMessage()
