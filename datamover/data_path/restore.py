@@ -290,8 +290,7 @@ class _Restoring:
         if rule.incremental and rule.compare_content:
             from datamover.data_path.compare import find_changed  # noqa: PLC0415 - tarfile takes memory
 
-            flags = repository.restore_flags(self.parameters.packs)
-            changed = await find_changed(repository, snapshot, target, self.data_path.watchdog, flags)
+            changed = await find_changed(repository, snapshot, target, packs=self.parameters.packs)
         restorer = self._restorer(tolerant=probe.refuses)
         restoring = InPlaceRestorer(
             repository,

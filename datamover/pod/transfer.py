@@ -203,7 +203,7 @@ class PodTransfer:
         throttle = BandwidthLimits.from_annotations(cr.metadata.annotations)
         access = RepositoryAccess(context.with_go_settings(workers), work_dir, waits, throttle)
         repository = await self._resolve_repository(cr, access, reporter, backup=isinstance(plan, BackupPlan))
-        data_path = DataPath(meter, access.watch(repository))
+        data_path = DataPath(meter, repository.watchdog)
         result: BackupResult | RestoreResult
         self._check_mounted()
         match plan:

@@ -16,7 +16,6 @@ from datamover.data_path.compare import compare_volume
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
-from datamover.kopia.stalls import Watchdog
 
 
 async def _compare(folder: Path, archive: bytes, *, entries: int, block: bool = False) -> VerifiedSnapshot:
@@ -27,20 +26,17 @@ async def _compare(folder: Path, archive: bytes, *, entries: int, block: bool = 
     else:
         volume.mkdir()
 
-    async def call_guarded(
-        _watchdog: object, attempted: str, _command: str, _id: str, pipe: str, *_: str
-    ) -> KopiaAnswer:
+    async def call_guarded(attempted: str, _command: str, _id: str, pipe: str, *_: str) -> KopiaAnswer:
         await asyncio.to_thread(Path(pipe).write_bytes, archive)
         return KopiaAnswer(attempted, 0, b"")
 
     async def run(attempt: Callable[[], Awaitable[KopiaAnswer]]) -> KopiaAnswer:
         return await attempt()
 
-    work_dir = SimpleNamespace(path=folder)
-    repository = SimpleNamespace(description="repository", work_dir=work_dir, call_guarded=call_guarded, run=run)
+    called = SimpleNamespace(work_dir=SimpleNamespace(path=folder), call_guarded=call_guarded, run=run)
+    repository = SimpleNamespace(description="repository", restore_flags=lambda _: [], **vars(called))
     return await compare_volume(
         cast("Repository", repository),
-        cast("Watchdog", None),
         Snapshot("s1", "/data", "", "k1", 0, entries),
         volume,
         VolumeMode.BLOCK if block else VolumeMode.FILESYSTEM,
