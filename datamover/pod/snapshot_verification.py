@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from core.contract import VolumeMode
-from core.errors import AgentError, ContractError, DataPathError, StorageOutageError
+from core.errors import AgentError, DataPathError, StorageOutageError
 from core.models.job_output import JobOutput
 from core.models.storage import RepositoryKey
 from core.models.verification import (
@@ -147,10 +147,12 @@ class _Verifier:
         expected = await self._read_expected()
         listed: set[str] = set()
         try:
-            listed = await self._list()
+            if not (listed := await self._list()):
+                await self.repository.check_listing()
             sound = await self._read_shares()
         except AgentError as e:
-            if not is_damage(e):
+            # Without any snapshot, nothing would be found damaged in a repository that is gone.
+            if not is_damage(e) or not (expected or listed):
                 raise
             _logger.warning("the repository is damaged: %s", self.context.redactor.redact(str(e)))
             sound = False
@@ -192,11 +194,7 @@ class _Verifier:
 
     async def _read_expected(self) -> set[str]:
         """Return the snapshots that completed backups refer to."""
-        try:
-            return await read_backup_snapshots(self.context.patient_client, self.context.namespace, self.key)
-        except ContractError as e:
-            _logger.warning("a snapshot that is missing would not be noticed: %s", e)
-            return set()
+        return await read_backup_snapshots(self.context.patient_client, self.context.namespace, self.key)
 
     async def _list(self) -> set[str]:
         """Return the IDs of the complete snapshots in the repository."""
