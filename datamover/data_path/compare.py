@@ -22,6 +22,8 @@ from core.errors import DataPathError
 from core.models.verification import WHOLE_PERCENT, VerificationOutcome, VerifiedSnapshot
 from core.strict_tar import StrictTarInfo
 from datamover.data_path.finished import Fingerprints
+from datamover.data_path.run import DataPath
+from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshot_files import convert_mode, parse_mode
 from datamover.kopia.snapshots import Snapshot
@@ -85,8 +87,11 @@ async def _read_archive(repository: Repository, found: "_Comparison", packs: int
                 # So that the reader reaches the end of the archive.
                 os.close(kopias)
             answer.check()
+            data_path = DataPath(Meter(repository.watchdog.clock, Direction.RESTORE), repository.watchdog)
+            doing = f"comparing {found.volume} with snapshot {snapshot_id}"
             try:
-                await comparing
+                # A small snapshot is in the pipe as a whole by now, and the volume may hang.
+                await data_path.wait_for_progress(comparing, doing, lambda: (found.entries, found.byte_count))
             except tarfile.TarError as e:
                 raise answer.error(f"kopia's archive is invalid: {e}") from e
             except OSError as e:
