@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
@@ -242,10 +242,8 @@ _ANSWER_SECONDS: Final = 300
 """How long a storage may take to say what has changed: less than a data path may take without progress."""
 
 
-def build_changes(
-    context: PodContext, tracked: TrackedSnapshot | None, requested_at: datetime | None
-) -> BlockChanges | None:
-    """Return how the storage knows the device of a backup by block, which was created then; None: it does not.
+def build_changes(context: PodContext, tracked: TrackedSnapshot | None) -> BlockChanges | None:
+    """Return how the storage knows the device of a backup by block; None: it does not.
 
     The token is read at the last moment, since the kubelet renews it; without one, the storage refuses to answer.
     """
@@ -264,7 +262,7 @@ def build_changes(
             "timeout_seconds": _ANSWER_SECONDS,
         }
 
-    return BlockChanges(tracked.change_id, tracked.volume_id, query, requested_at)
+    return BlockChanges(tracked.change_id, tracked.volume_id, query)
 
 
 async def _build_storage(context: PodContext, location: BackupStorageLocation, volume_namespace: str) -> Storage:

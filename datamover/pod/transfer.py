@@ -286,7 +286,7 @@ class PodTransfer:
             mover=self._options.mover,
             requested_at=cr.metadata.creation_timestamp,
             by_block=plan.by_block,
-            changes=build_changes(context, self._options.tracked, cr.metadata.creation_timestamp),
+            changes=build_changes(context, self._options.tracked),
             exclude=self._options.exclude,
             stop=self._stop,
             attempt=attempt,
