@@ -106,7 +106,7 @@ class ExtraFiles:
         return self.may_delete(path) and not holding and not stop()
 
     def find_holding(self, fd: int, directory: bytes, name: str, stop: ShouldStop) -> set[bytes]:
-        """Return what is excluded below a directory, and what holds it, unless `stop` ends it."""
+        """Return which directories below one are excluded, or hold something that is, unless `stop` ends it."""
         found, left = set[bytes](), [name] if self.exclude and self.allowed else []
         while left and not stop():
             below = left.pop()
@@ -119,10 +119,11 @@ class ExtraFiles:
                     if stop():
                         return found
                     self.steps += 1
-                    path = f"{below}/{entry.name}"
+                    path, is_dir = f"{below}/{entry.name}", entry.is_dir(follow_symlinks=False)
                     if self._is_excluded(opened, entry, join(directory, path)):
-                        _add_above(found, directory, path)
-                    elif entry.is_dir(follow_symlinks=False):
+                        # There may be millions of files.
+                        _add_above(found, directory, path if is_dir else below)
+                    elif is_dir:
                         left.append(path)
         return found
 

@@ -72,6 +72,16 @@ def test_nothing_goes_once_it_is_to_stop(tmp_path: Path) -> None:
     assert (len(list((tmp_path / "d").iterdir())), extra.deleted) == (9, 0)
 
 
+def test_of_many_excluded_files_only_the_directories_are_kept_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "d/e/excluded").mkdir(parents=True)
+    for number in range(99):
+        (tmp_path / f"d/e/{number}.tmp").touch()
+    exclude = Exclusions(patterns=("*.tmp", "excluded/"))
+    with open_root(tmp_path) as fd:
+        holding = ExtraFiles(exclude, allowed=True, remove=Mock()).find_holding(fd, b"above", "d", _never)
+    assert holding == {b"above/d", b"above/d/e", b"above/d/e/excluded"}
+
+
 _STAGE: Final = '{"patterns": ["/.nodeagent-restore-files/"]}'
 _PATTERNS: Final = '{"patterns": ["*.tmp"]}'
 _COUNTED: Final[JsonDict] = {"ignore": ["*.bak"]}
