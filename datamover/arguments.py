@@ -143,29 +143,23 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         raise ConfigError(
             "required arguments: --repository (local mode), or one custom resource and --volume-path (pod mode)"
         )
-    ((flag, name),) = given.items()
-    return PodOptions(
-        kind_flag=flag,
-        name=name,
-        volume=Path(parsed.volume_path),
-        mode=parsed.volume_mode,
+    ((kind_flag, name),) = given.items()
+    # A restore has no flags of a backup, and the other way round.
+    own = {one.name: getattr(parsed, one.name) for one in fields(PodOptions) if hasattr(parsed, one.name)}
+    own |= {
+        "kind_flag": kind_flag,
+        "name": name,
+        "volume": Path(parsed.volume_path),
+        "mode": parsed.volume_mode,
         # Velero's agents write 0s where the custom resource has no timeout.
-        resource_timeout=parsed.resource_timeout or _RESOURCE_TIMEOUT,
-        cache_volume=parsed.cache_volume_path or None,
-        cache_limit_mib=parsed.cache_limit_mib or None,
-        attempt=parsed.attempt,
-        cluster=getattr(parsed, "cluster", None) or None,
-        compression=getattr(parsed, "compression", Compression.NONE),
-        ignore_files=getattr(parsed, "ignore_files", False),
-        exclude=getattr(parsed, "exclude", Exclusions()),
-        read_all_files=getattr(parsed, "read_all_files", False),
-        mover=getattr(parsed, "mover", MoverMethod.PLAIN),
-        require_attributes=getattr(parsed, "require_attributes", False),
-        followed=getattr(parsed, "followed", False),
-        tracked=_parse_tracked(parsed),
-        termination_file=parsed.termination_message_path,
-        log=LogOptions(parsed.log_level or "info", parsed.log_format),
-    )
+        "resource_timeout": parsed.resource_timeout or _RESOURCE_TIMEOUT,
+        "cache_volume": parsed.cache_volume_path or None,
+        "cache_limit_mib": parsed.cache_limit_mib or None,
+        "tracked": _parse_tracked(parsed),
+        "termination_file": parsed.termination_message_path,
+        "log": LogOptions(parsed.log_level or "info", parsed.log_format),
+    }
+    return PodOptions(**own)
 
 
 def _parse_tracked(parsed: argparse.Namespace) -> TrackedSnapshot | None:
@@ -284,7 +278,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add(local, "--name", "NAME", "source of the snapshots in the repository (default: the path)")
     _add_repository(local, required=False)
     _add_transfer(backup, MoverVerb.BACKUP)
-    _add(backup, "--cluster", "UID", "what identifies the cluster in the snapshot's tags (default: none)")
+    _add(backup, "--cluster", "UID", "what identifies the cluster in the snapshot's tags (default: none)", default=None)
     about = "kopia's algorithm, unless the custom resource names one (default: none)"
     _add(backup, "--compression", "ALGORITHM", about, type=_explained(parse_compression), default=Compression.NONE)
     about = "leave out what files named .kopiaignore in the volume list (default: back it up)"

@@ -170,14 +170,14 @@ async def dial(to: Address, proxy: NextProxy | None, *, tunnel: bool) -> AsyncIt
                         await _pass_proxy(link, to, proxy)
         except TimeoutError as e:
             raise DialError(f"dial tcp {to}: i/o timeout") from e
-        except (OSError, EOFError, UnicodeError) as e:
+        except (OSError, EOFError, ValueError) as e:
             raise DialError(f"dial tcp {proxy.address if proxy else to}: {_words(e)}") from e
         yield link
 
 
 def _words(error: Exception) -> str:
-    if isinstance(error, UnicodeError):
-        # A label of the name is empty or too long.
+    if isinstance(error, ValueError):
+        # The name, or a label of it, is empty or too long.
         return "lookup: no such host"
     if isinstance(error, socket.gaierror):
         return "lookup: no such host" if error.errno != socket.EAI_AGAIN else "lookup: server misbehaving"

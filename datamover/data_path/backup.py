@@ -163,7 +163,7 @@ class _Backup:
             inheritance = await run.prepare()
             if inheritance.warning:
                 await data_path.warn(inheritance.warning)
-            self.parent_fault = await run.check_parent()
+            self.parent_fault = await run.check_parent(inheritance.latest)
             if self.parent_fault:
                 await data_path.warn(self.parent_fault)
             async with self._cleanup_on_error(run, interval):

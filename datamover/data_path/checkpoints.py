@@ -7,7 +7,7 @@ Source: kopia 0.23.1, snapshot/manager.go (FindPreviousManifests), snapshot/uplo
 
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -18,10 +18,11 @@ from core.models.names import ATTEMPT_TAG, TRANSFER_UID_TAG
 from datamover.kopia.snapshots import (
     Checkpoint,
     Snapshot,
-    SourceSnapshots,
     delete_snapshots,
+    find_checkpoints,
     find_tagged,
     list_source,
+    parse_snapshot,
     read_tag,
 )
 from datamover.kopia.storage_calls import KopiaCaller
@@ -54,11 +55,6 @@ class BackupAttempt:
     def tags(self) -> dict[str, str]:
         """The tags by which a snapshot is known as this attempt's; the first attempt has them too."""
         return {TRANSFER_UID_TAG: self.uid, ATTEMPT_TAG: str(self.number)}
-
-    @property
-    def earlier_uid(self) -> str | None:
-        """The UID in the tags of snapshots of earlier attempts; None for the first attempt."""
-        return self.uid if self.number > 1 else None
 
 
 @dataclass(frozen=True)
@@ -100,8 +96,7 @@ async def inherit(kopia: KopiaCaller, target: str, attempt: BackupAttempt | None
     Raises:
         KopiaError: they could not be listed.
     """
-    found = await list_source(kopia, target, attempt.earlier_uid if attempt else None)
-    inheritance = await build_inheritance(found, target, attempt)
+    inheritance = await build_inheritance(await list_source(kopia, target), target, attempt)
     try:
         await delete_snapshots(kopia, f"delete incomplete snapshots of {target}", inheritance.others)
     except KopiaError as e:
@@ -110,17 +105,24 @@ async def inherit(kopia: KopiaCaller, target: str, attempt: BackupAttempt | None
     return inheritance
 
 
-async def build_inheritance(found: SourceSnapshots, target: str, attempt: BackupAttempt | None) -> Inheritance:
-    """Return what `attempt` finds of its source, once the incomplete snapshots that it does not use are deleted."""
-    own = choose_checkpoints(found.checkpoints, attempt.starts) if attempt else set()
+async def build_inheritance(listed: Sequence[JsonDict], target: str, attempt: BackupAttempt | None) -> Inheritance:
+    """Return what `attempt` finds of its source, once the incomplete snapshots that it does not use are deleted.
+
+    `listed` are all of the source as kopia lists them, the oldest first.
+    """
+    uid, checkpoints = attempt.uid if attempt and attempt.number > 1 else None, find_checkpoints(listed)
+    complete = [one for one in listed if not one.get("incomplete")]
+    foreign = [parse_snapshot(one) for one in complete if uid is None or read_tag(one, TRANSFER_UID_TAG) != uid]
+    own = choose_checkpoints(checkpoints, attempt.starts) if attempt else set()
     if attempt and own and not await attempt.is_alone():
         _logger.info("another transfer backs up %s: not continuing from a checkpoint", target)
         own = set()
     if own:
         _logger.info("continuing from %d checkpoints of earlier attempts", len(own))
-    others = tuple(one.snapshot_id for one in found.checkpoints if one.snapshot_id not in own)
+    others = tuple(one.snapshot_id for one in checkpoints if one.snapshot_id not in own)
     warning = f"removed {len(others)} incomplete snapshots of earlier backups" if others and not own else None
-    return Inheritance(found.latest, bool(own) or found.repeated, warning, found.sizes, frozenset(own), others)
+    continued, sizes = bool(own) or len(foreign) < len(complete), tuple(one.size for one in foreign)
+    return Inheritance(foreign[-1] if foreign else None, continued, warning, sizes, frozenset(own), others)
 
 
 async def remove_overtaken(kopia: KopiaCaller, target: str, attempt: BackupAttempt) -> str | None:

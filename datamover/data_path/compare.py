@@ -10,7 +10,7 @@ Source: kopia 0.23.1, snapshot/restore/tar_output.go: the mode is Go's fs.FileMo
 import os
 import stat
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,10 +22,11 @@ from core.errors import DataPathError
 from core.models.verification import WHOLE_PERCENT, VerificationOutcome, VerifiedSnapshot
 from core.strict_tar import StrictTarInfo
 from datamover.data_path.finished import Fingerprints
+from datamover.data_path.run import DataPath
+from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshot_files import convert_mode, parse_mode
 from datamover.kopia.snapshots import Snapshot
-from datamover.kopia.stalls import Watchdog
 from datamover.kopia.verification import SHOWN_FAULTS, shorten_fault
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.work_dir import open_below, open_fifo, opened, show_path
@@ -38,23 +39,18 @@ _NANOSECONDS: Final = 1_000_000_000
 
 
 async def compare_volume(
-    repository: Repository,
-    watchdog: Watchdog,
-    snapshot: Snapshot,
-    volume: Path,
-    mode: VolumeMode,
-    flags: Sequence[str] = (),
+    repository: Repository, snapshot: Snapshot, volume: Path, mode: VolumeMode, *, packs: int = 0
 ) -> VerifiedSnapshot:
     """Compare all of the snapshot with the volume, a directory or a device, which is only read.
 
-    `flags` are more of kopia's `restore`.
+    kopia fetches so many packs as a whole at a time, as in `Repository.restore_flags`.
 
     Raises:
         StorageOutageError: the storage does not answer.
         DataPathError: kopia could not read the snapshot.
     """
     found = _Comparison(snapshot, volume, mode)
-    await _read_archive(repository, watchdog, found, flags)
+    await _read_archive(repository, found, packs)
     found.check_count()
     return VerifiedSnapshot(
         id=snapshot.snapshot_id,
@@ -67,12 +63,10 @@ async def compare_volume(
     )
 
 
-async def find_changed(
-    repository: Repository, snapshot: Snapshot, volume: Path, watchdog: Watchdog, flags: Sequence[str] = ()
-) -> Fingerprints:
+async def find_changed(repository: Repository, snapshot: Snapshot, volume: Path, *, packs: int = 0) -> Fingerprints:
     """Return the paths of files whose content the volume does not have; raises as `compare_volume`."""
     found = _ChangedFiles(snapshot, volume, VolumeMode.FILESYSTEM)
-    await _read_archive(repository, watchdog, found, flags)
+    await _read_archive(repository, found, packs)
     if found.entries != snapshot.entries:
         raise DataPathError(
             f"snapshot {snapshot.snapshot_id} has {found.entries} instead of {snapshot.entries} entries"
@@ -80,21 +74,24 @@ async def find_changed(
     return found.changed
 
 
-async def _read_archive(repository: Repository, watchdog: Watchdog, found: "_Comparison", flags: Sequence[str]) -> None:
+async def _read_archive(repository: Repository, found: "_Comparison", packs: int) -> None:
     snapshot_id = found.snapshot.snapshot_id
     attempted = f"{repository.description}: read snapshot {snapshot_id}"
     pipe = repository.work_dir.path / _PIPE
     with _open_pipe(pipe) as (ours, kopias):
         async with run_in_background(partial(found.read, ours), name="compare") as comparing:
             try:
-                arguments = ("restore", snapshot_id, str(pipe), "--mode=tar", *flags)
-                answer = await repository.run(partial(repository.call_guarded, watchdog, attempted, *arguments))
+                arguments = ("restore", snapshot_id, str(pipe), "--mode=tar", *repository.restore_flags(packs))
+                answer = await repository.run(partial(repository.call_guarded, attempted, *arguments))
             finally:
                 # So that the reader reaches the end of the archive.
                 os.close(kopias)
             answer.check()
+            data_path = DataPath(Meter(repository.watchdog.clock, Direction.RESTORE), repository.watchdog)
+            doing = f"comparing {found.volume} with snapshot {snapshot_id}"
             try:
-                await comparing
+                # A small snapshot is in the pipe as a whole by now, and the volume may hang.
+                await data_path.wait_for_progress(comparing, doing, lambda: (found.entries, found.byte_count))
             except tarfile.TarError as e:
                 raise answer.error(f"kopia's archive is invalid: {e}") from e
             except OSError as e:

@@ -22,10 +22,10 @@ from core.models.transfer_settings import DELETE_EXTRA_FILES
 from datamover.data_path.file_names import PLACEHOLDER
 from datamover.data_path.in_place_compare import Comparison
 from datamover.data_path.links import named
-from datamover.data_path.parts import CLEANUP, PartRestorer, count_refusal
+from datamover.data_path.parts import CLEANUP, Part, PartRestorer, count_refusal
 from datamover.data_path.probe import Attributes
-from datamover.data_path.refused import Directories, Folded, Refused
-from datamover.data_path.stage import RUN_BYTES, OpenStage, PendingUnits, Stage, Step, Unit, find_mounts
+from datamover.data_path.refused import Directories, Folded, Refused, Unit
+from datamover.data_path.stage import RUN_BYTES, OpenStage, PendingUnits, Stage, Step, find_mounts
 from datamover.kopia.location_files import open_output
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
@@ -159,7 +159,7 @@ class InPlaceRestorer(Comparison):
         """Have kopia write what is pending, and move it to its place once it is on the disk."""
         while self._pending.count:
             units = await self._in_thread(self._take, f"looking for room in {self.target}")
-            parts = [unit.part for unit in units]
+            parts = [*map(Part.of, units)]
             await self.restorer.make_room(parts, self.snapshot.entries if self.fitting is None else self.fitting)
             await self.restorer.restore_placeholders(parts, partial(self._make, units))
             # A file that is moved before would be empty after a power loss.
@@ -192,7 +192,7 @@ class InPlaceRestorer(Comparison):
                 if stop():
                     return
                 number = self._stage.next_number()
-                with os.fdopen(os.open(f"{number}{PLACEHOLDER}", NEW, 0o600, dir_fd=stage.new), "wb") as file:
+                with os.fdopen(os.open(f"{number}{PLACEHOLDER}", NEW, 0o600, dir_fd=stage.new), "w") as file:
                     file.write(unit.placeholder)
                 self._units.append((number, unit))
 
@@ -264,7 +264,7 @@ class InPlaceRestorer(Comparison):
                     if self.rule.delete_extra_files:
                         self._open_stage = stage
                         is_wanted = partial(_exists, directory=new)
-                        self._extra.delete(self._delete, old, path, is_wanted, stop, holding=holding)
+                        self._extra.delete(old, path, is_wanted, stop, holding=holding)
                     left += [(stage.take_up(one, new), join(path, one)) for one in os.listdir(new)]  # noqa: PTH208 - a descriptor
                 os.rmdir(number, dir_fd=stage.new)
             except OSError as e:

@@ -21,14 +21,13 @@ from core.models.transfer_settings import DELETE_EXTRA_FILES, Exclusions, InPlac
 from datamover.data_path.file_names import mangle
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import named, read_targets
-from datamover.data_path.refused import Directories, Directory
+from datamover.data_path.refused import Directories, Unit
 from datamover.data_path.run import DataPath
 from datamover.data_path.stage import (
     STAGE,
     STAGE_PATTERN,
     PendingUnits,
     Step,
-    Unit,
     decide_file,
     decide_link,
     decide_same_link,
@@ -43,9 +42,8 @@ from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import is_name, join, open_below, show_path
 
-_Delete = Callable[[str, int, bytes], bool]
-"""Deletes an entry of an open directory with all in it, by its name, and returns whether it is gone; the last argument
-is its path. A plan deletes nothing."""
+_IsWanted = Callable[[bytes], bool]
+"""Returns whether the snapshot has a name in the directory."""
 
 
 async def find_unexplained(kopia: KopiaCaller, snapshot: Snapshot) -> str | None:
@@ -81,11 +79,14 @@ async def find_unexplained(kopia: KopiaCaller, snapshot: Snapshot) -> str | None
 class ExtraFiles:
     """Deletes extra files, if that is `allowed`; what `exclude` names stays, and what is mounted.
 
-    `on_kept` gets the path of each that stays. `steps` counts what was looked at, `deleted` the entries that are gone.
+    `remove` deletes an entry of an open directory with all in it, by its name, and returns whether it is gone; the last
+    argument is its path. A plan deletes nothing. `on_kept` gets the path of each that stays. `steps` counts what was
+    looked at, `deleted` the entries that are gone.
     """
 
     exclude: Exclusions
     allowed: bool
+    remove: Callable[[str, int, bytes], bool]
     mounts: list[bytes] = field(default_factory=list)
     on_kept: Callable[[bytes], None] = lambda _: None
     steps: int = 0
@@ -105,7 +106,7 @@ class ExtraFiles:
         return self.may_delete(path) and not holding and not stop()
 
     def find_holding(self, fd: int, directory: bytes, name: str, stop: ShouldStop) -> set[bytes]:
-        """Return what is excluded below a directory, and what holds it, unless `stop` ends it."""
+        """Return which directories below one are excluded, or hold something that is, unless `stop` ends it."""
         found, left = set[bytes](), [name] if self.exclude and self.allowed else []
         while left and not stop():
             below = left.pop()
@@ -118,22 +119,16 @@ class ExtraFiles:
                     if stop():
                         return found
                     self.steps += 1
-                    path = f"{below}/{entry.name}"
+                    path, is_dir = f"{below}/{entry.name}", entry.is_dir(follow_symlinks=False)
                     if self._is_excluded(opened, entry, join(directory, path)):
-                        _add_above(found, directory, path)
-                    elif entry.is_dir(follow_symlinks=False):
+                        # There may be millions of files.
+                        _add_above(found, directory, path if is_dir else below)
+                    elif is_dir:
                         left.append(path)
         return found
 
     def delete(
-        self,
-        delete: _Delete,
-        fd: int,
-        directory: bytes,
-        is_wanted: Callable[[bytes], bool],
-        stop: ShouldStop,
-        *,
-        holding: set[bytes] | None = None,
+        self, fd: int, directory: bytes, is_wanted: _IsWanted, stop: ShouldStop, *, holding: set[bytes] | None = None
     ) -> None:
         """Delete what is not wanted in an open directory; `holding`, if known: what below has something excluded.
 
@@ -150,19 +145,11 @@ class ExtraFiles:
                 above = join(directory, below) if below else directory
                 # The snapshot has nothing below.
                 wanted, known = ((lambda _: False), True) if below else (is_wanted, not search)
-                names = self._delete_in(delete, opened, above, wanted, stop, holding=holding, known=known)
+                names = self._delete_in(opened, above, wanted, stop, holding=holding, known=known)
             left += [f"{below}/{name}" if below else name for name in names]
 
     def _delete_in(
-        self,
-        delete: _Delete,
-        fd: int,
-        directory: bytes,
-        is_wanted: Callable[[bytes], bool],
-        stop: ShouldStop,
-        *,
-        holding: set[bytes],
-        known: bool,
+        self, fd: int, directory: bytes, is_wanted: _IsWanted, stop: ShouldStop, *, holding: set[bytes], known: bool
     ) -> set[str]:
         """Delete what is not wanted, and return the names of what holds something excluded."""
         found, names = True, set[str]()
@@ -186,14 +173,14 @@ class ExtraFiles:
                     if path in holding:
                         names.add(name)
                         continue
-                    found |= self._delete_one(delete, fd, name, path)
+                    found |= self._delete_one(fd, name, path)
         return names
 
-    def _delete_one(self, delete: _Delete, fd: int, name: str, path: bytes) -> bool:
+    def _delete_one(self, fd: int, name: str, path: bytes) -> bool:
         if not self.may_delete(path):
             raise DataPathError(f"cannot delete {show_path(path)}: another volume is mounted in it")
         with named(path, "delete"):
-            gone = delete(name, fd, path)
+            gone = self.remove(name, fd, path)
         self.deleted += gone
         return gone
 
@@ -242,7 +229,8 @@ class Comparison(ABC):
     entries: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._extra = ExtraFiles(self.snapshot.exclusions, self.rule.delete_extra_files, on_kept=self._keep_extra)
+        allowed = self.rule.delete_extra_files
+        self._extra = ExtraFiles(self.snapshot.exclusions, allowed, self._delete, on_kept=self._keep_extra)
 
     @abstractmethod
     def _open(self, stop: ShouldStop) -> AbstractContextManager[int]:
@@ -302,13 +290,13 @@ class Comparison(ABC):
                 await self._advance()
             await self._compare_links(output, doing)
 
-    def _compare(self, listed: Iterable[tuple[Directory, Iterable[JsonDict]]], stop: ShouldStop) -> None:
+    def _compare(self, listed: Iterable[tuple[Unit, Iterable[JsonDict]]], stop: ShouldStop) -> None:
         with self._open(stop) as root:
             for directory, entries in listed:
                 with named(directory.path), open_below(root, directory.path) as fd:
                     known = self._compare_directory(directory.path, entries, fd, stop)
                     if self.rule.delete_extra_files and not stop():
-                        self._extra.delete(self._delete, fd, directory.path, known.has_text, stop)
+                        self._extra.delete(fd, directory.path, known.has_text, stop)
 
     def _compare_directory(
         self, directory: bytes, entries: Iterable[JsonDict], fd: int, stop: ShouldStop

@@ -20,8 +20,8 @@ from datamover.data_path.in_place import has_entries
 from datamover.data_path.in_place_compare import Comparison, find_unexplained
 from datamover.data_path.links import named
 from datamover.data_path.probe import Attributes
-from datamover.data_path.refused import Directories, keep_name
-from datamover.data_path.stage import Step, Unit
+from datamover.data_path.refused import Directories, Unit, keep_name
+from datamover.data_path.stage import Step
 from datamover.kopia.location_files import open_output
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import attempting, join, open_root, walk_tree
@@ -73,7 +73,7 @@ class RestorePlanner(Comparison):
                 self._count_unit("to_set", unit)
             case Step.ENTER:
                 if status is not None and Attributes.of(unit.entry).find_unset(status, tolerance_ns=self.precision_ns):
-                    self._count("to_set", unit.path, is_dir=True)
+                    self._count("to_set", unit.path, directories=1)
             case _:
                 self._write(unit, fd, status)
         return True
@@ -83,7 +83,7 @@ class RestorePlanner(Comparison):
         return False
 
     def _refuse(self, path: bytes, cause: OSError | str) -> None:
-        self._count("blocked", path, instead=str(cause.strerror) if isinstance(cause, OSError) else cause)
+        self._count("blocked", path, str(cause.strerror) if isinstance(cause, OSError) else cause, files=1)
 
     def _reject(self, directory: bytes, entry: JsonDict) -> None:
         self._refuse(join(directory, str(entry.get("name", ""))), "no file can have this name or type")
@@ -107,7 +107,7 @@ class RestorePlanner(Comparison):
 
     def _count_deleted(self, path: bytes, status: os.stat_result) -> None:
         is_dir = stat.S_ISDIR(status.st_mode)
-        self._count("to_delete", path, size_bytes=0 if is_dir else status.st_size, is_dir=is_dir)
+        self._count("to_delete", path, files=not is_dir, size_bytes=0 if is_dir else status.st_size, directories=is_dir)
         if not is_dir:
             return
         for _, entries in walk_tree(self.target / os.fsdecode(path), self._stop):
@@ -115,29 +115,26 @@ class RestorePlanner(Comparison):
                 self.entries += 1
                 is_dir = entry.is_dir(follow_symlinks=False)
                 size_bytes = 0 if is_dir else entry.stat(follow_symlinks=False).st_size
-                self._count("to_delete", size_bytes=size_bytes, is_dir=is_dir)
+                self._count("to_delete", None, files=not is_dir, size_bytes=size_bytes, directories=is_dir)
 
     def _keep_extra(self, path: bytes) -> None:
         with suppress(OSError):
             is_dir = stat.S_ISDIR((self.target / os.fsdecode(path)).lstat().st_mode)
-            self._count("kept", path, is_dir=is_dir)
-
-    def _count(
-        self, what: str, path: bytes | None = None, *, size_bytes: int = 0, is_dir: bool = False, instead: str = ""
-    ) -> None:
-        """Count an entry; one with a path is named."""
-        if path is not None:
-            keep_name(self.planned[what].names, path, instead)
-        self._add(what, files=not is_dir, size_bytes=size_bytes, directories=is_dir)
+            self._count("kept", path, files=not is_dir, directories=is_dir)
 
     def _count_unit(self, what: str, unit: Unit) -> None:
         """Count an entry of the snapshot, a directory with all in it."""
         directories = int((unit.entry.get("summ") or {}).get("dirs", 1)) if unit.is_directory else 0
-        keep_name(self.planned[what].names, unit.path)
-        self._add(what, files=unit.entries - directories, size_bytes=unit.size_bytes, directories=directories)
+        files = unit.entries - directories
+        self._count(what, unit.path, files=files, size_bytes=unit.size_bytes, directories=directories)
 
-    def _add(self, what: str, *, files: int, size_bytes: int, directories: int) -> None:
+    def _count(
+        self, what: str, path: bytes | None, why: str = "", *, files: int = 0, size_bytes: int = 0, directories: int = 0
+    ) -> None:
+        """Count entries; with a path, they are named by it."""
         one = self.planned[what]
+        if path is not None:
+            keep_name(one.names, path, why)
         self.planned[what] = structs.replace(
             one, files=one.files + files, bytes=one.bytes + size_bytes, directories=one.directories + directories
         )

@@ -17,15 +17,15 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import IO, Final
 
 from core.models.base import JsonDict
 from datamover.data_path.file_names import mangle
 from datamover.kopia.location_files import open_output, read_directories
-from datamover.kopia.process import KopiaAnswer
+from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import WorkDir, attempting, join, open_below, open_root, show_path, walk_tree
+from datamover.runtime.work_dir import attempting, join, open_below, open_root, show_path, walk_tree
 
 _SMALL: Final = re.compile("k[0-9a-f]+")
 """The object ID of a directory that is a single content, so that its ID is the content's too. Source: kopia 0.23.1,
@@ -45,19 +45,6 @@ _NO_INODE: Final = (0, 0, 0)
 
 _READ_TOGETHER: Final = 200
 """Directories; one of 50 entries has 10 KiB."""
-
-
-class DirectoryReader(Protocol):
-    """Runs kopia for a call that moves no data of a volume, and writes its output into a file."""
-
-    @property
-    def work_dir(self) -> WorkDir:
-        """Where the file is."""
-        ...
-
-    async def call(self, attempted: str, *arguments: str, output_fd: int) -> KopiaAnswer:
-        """Return kopia's answer; `attempted` is the operation and its object, for errors."""
-        ...
 
 
 @dataclass
@@ -164,7 +151,7 @@ def named(path: bytes, doing: str = "restore") -> AbstractContextManager[None]:
     return attempting(f"{doing} {show_path(path) or '/'}")
 
 
-async def read_entries(kopia: DirectoryReader, snapshot: Snapshot, paths: Iterable[bytes]) -> dict[bytes, JsonDict]:
+async def read_entries(repository: Repository, snapshot: Snapshot, paths: Iterable[bytes]) -> dict[bytes, JsonDict]:
     """Return the snapshot's entries at the relative paths where it has one.
 
     Each directory on the way is read once, all of one depth together: a call of kopia takes a third of a second.
@@ -188,7 +175,7 @@ async def read_entries(kopia: DirectoryReader, snapshot: Snapshot, paths: Iterab
         for directory, object_id in objects.items():
             if object_id:
                 names.setdefault(object_id, set()).update(directories[directory])
-        found = await _read_directories(kopia, snapshot, names)
+        found = await _read_directories(repository, snapshot, names)
         known |= {directory: found[object_id] for directory, object_id in objects.items() if object_id}
     return {path: entry for path in wanted if (entry := find(path))}
 
@@ -209,13 +196,13 @@ def _directory_object(entry: JsonDict) -> str | None:
 
 
 async def _read_directories(
-    kopia: DirectoryReader, snapshot: Snapshot, names: Mapping[str, Collection[str]]
+    repository: Repository, snapshot: Snapshot, names: Mapping[str, Collection[str]]
 ) -> dict[str, dict[str, JsonDict]]:
     """Return the entries with these names of each of the directories, by the object IDs of these."""
     found: dict[str, dict[str, JsonDict]] = {}
-    with open_output(kopia.work_dir) as file:
+    with open_output(repository.work_dir) as file:
         for ids in read_together(sorted(names, key=lambda one: (not _SMALL.fullmatch(one), one))):
-            directories = await open_directories(kopia, snapshot, ids, file)
+            directories = await open_directories(repository, snapshot, ids, file)
             for one, entries in zip(ids, directories, strict=True):
                 found[one] = {entry["name"]: entry for entry in entries if entry.get("name") in names[one]}
     return found
@@ -227,7 +214,7 @@ def has_target(entry: JsonDict) -> bool:
 
 
 async def read_targets(
-    kopia: DirectoryReader, snapshot: Snapshot, entries: Sequence[JsonDict], file: IO[bytes]
+    repository: Repository, snapshot: Snapshot, entries: Sequence[JsonDict], file: IO[bytes]
 ) -> Sequence[bytes | None]:
     """Return the targets of kopia's entries of links; None: it is not known.
 
@@ -238,7 +225,7 @@ async def read_targets(
         KopiaError: one cannot be read.
     """
     ids = [str(entry["obj"]) for entry in entries]
-    answer = await kopia.call(f"snapshot {snapshot.snapshot_id}", "content", "show", *ids, output_fd=file.fileno())
+    answer = await repository.call(f"snapshot {snapshot.snapshot_id}", "content", "show", *ids, output_fd=file.fileno())
     answer.check()
     sizes = [int(entry.get("size", 0)) for entry in entries]
     if file.seek(0, os.SEEK_END) != sum(sizes):
@@ -255,7 +242,7 @@ def read_together(object_ids: Iterable[str]) -> Iterator[list[str]]:
 
 
 async def open_directories(
-    kopia: DirectoryReader, snapshot: Snapshot, object_ids: Sequence[str], file: IO[bytes]
+    repository: Repository, snapshot: Snapshot, object_ids: Sequence[str], file: IO[bytes]
 ) -> Iterator[Iterator[JsonDict]]:
     """Return the entries of each of these directories, which `read_together` lists, to be read before the next one.
 
@@ -265,7 +252,7 @@ async def open_directories(
         KopiaError: one of them cannot be read, also while the entries are.
     """
     verb = ("content", "show") if _SMALL.fullmatch(object_ids[0]) else ("show",)
-    answer = await kopia.call(f"snapshot {snapshot.snapshot_id}", *verb, *object_ids, output_fd=file.fileno())
+    answer = await repository.call(f"snapshot {snapshot.snapshot_id}", *verb, *object_ids, output_fd=file.fileno())
     directories = read_directories(answer, file)
 
     def read() -> Iterator[Iterator[JsonDict]]:

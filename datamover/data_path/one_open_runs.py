@@ -3,7 +3,6 @@
 Source: tools/kopia/program; Velero main at d2241adba, pkg/uploader/block/snapshot.go, pkg/uploader/provider/block.go.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -27,7 +26,7 @@ from datamover.data_path.parents import (
     describe_device,
 )
 from datamover.data_path.run import DataPath
-from datamover.data_path.snapshot_runs import BackupParameters, RunReport, SnapshotRun, find_parent_fault
+from datamover.data_path.snapshot_runs import BackupParameters, RunReport, SnapshotRun
 from datamover.data_path.stage import STAGE_PATTERN
 from datamover.kinds import AUTO_PARENT, NO_PARENT
 from datamover.kopia.backup_process import MoverBackup, device_flags
@@ -35,7 +34,7 @@ from datamover.kopia.client_config import IDENTITY
 from datamover.kopia.policy import decide_policy
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import PIN, parse_snapshot, remove_source, sort_source
+from datamover.kopia.snapshots import PIN, Snapshot, parse_snapshot, remove_source
 
 _COPIED: Final = (
     "the volume is a copy, by its driver or a restore, or was labeled at its mount: files whose size and time are "
@@ -97,8 +96,7 @@ class _OneOpenRun(SnapshotRun):
         await self._repository.open(partial(self._repository.start, self._data_path.meter, self._kopia.open))
         offer, parameters = self._kopia.offer, self._parameters
         self._repository.check_id(offer.unique_id)
-        listed = sort_source(offer.snapshots, parameters.earlier_uid)
-        found = await build_inheritance(listed, parameters.target, parameters.attempt)
+        found = await build_inheritance(offer.snapshots, parameters.target, parameters.attempt)
         self._deleted, self._removed = found.others, found.warning
         self._parents = decide_parents(
             offer.snapshots,
@@ -109,17 +107,14 @@ class _OneOpenRun(SnapshotRun):
         )
         return replace(found, warning=None)
 
-    async def check_parent(self) -> str | None:
-        return await find_parent_fault(self._repository, self._parameters, self._kopia.offer)
+    async def _read_parent(self, snapshot_id: str) -> Snapshot:
+        offered = next((one for one in self._kopia.offer.snapshots if one["id"] == snapshot_id), None)
+        return parse_snapshot(offered) if offered else await super()._read_parent(snapshot_id)
 
-    async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
+    async def _back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
         work = partial(self._kopia.carry_out, self._decide(interval, read_all=read_all))
-        try:
-            with self._saving():
-                answer = await self._data_path.guard(self._attempted, work)
-        except asyncio.CancelledError:
-            await self._delete_unanswered()
-            raise
+        with self._saving():
+            answer = await self._data_path.guard(self._attempted, work)
         return await self._keep_checkpoint(answer)
 
     @property
@@ -214,15 +209,14 @@ class _BlockRun(_OneOpenRun):
             target = f"{IDENTITY}:{checkpoint_path(attempt.uid)}"
             await remove_source(self._repository.kopia, target, within=within)
 
-    async def check_parent(self) -> str | None:
-        offer, wanted, uid = self._kopia.offer, self._parameters.parent, self._parameters.earlier_uid
+    async def check_parent(self, latest: Snapshot | None) -> str | None:
+        wanted = self._parameters.parent
         if wanted == NO_PARENT:
             return None
         if wanted == AUTO_PARENT:
-            latest = sort_source(offer.snapshots, uid).latest
             self._parent = latest.snapshot_id if latest else None
             return None
-        if any(one["id"] == wanted and not parse_snapshot(one).fault for one in offer.snapshots):
+        if any(one["id"] == wanted and not parse_snapshot(one).fault for one in self._kopia.offer.snapshots):
             self._parent = wanted
             return None
         lacks = f"the source {self._parameters.source} has no complete snapshot {wanted}"
@@ -232,7 +226,7 @@ class _BlockRun(_OneOpenRun):
         changes, parameters = self._parameters.changes, self._parameters
         if parameters.parent != NO_PARENT:
             parent = next((one for one in self._kopia.offer.snapshots if one["id"] == self._parent), None)
-            self._choice = choose_blocks(parent, changes)
+            self._choice = choose_blocks(parent, changes, parameters.requested_at)
         return {
             "parent": self._parent,
             "tags": build_block_tags(parameters.all_tags, changes),

@@ -28,15 +28,11 @@ _VELERO_TAGS: Final = (SNAPSHOT_REQUESTER_TAG, UPLOADER_TAG, ASYNC_OPERATION_ID_
 
 @dataclass(frozen=True)
 class BlockChanges:
-    """A storage's handles of a backup's device; `query` asks it what has changed, None: it does not say.
-
-    `requested_at` is when the backup was created; None: that is not known.
-    """
+    """A storage's handles of a backup's device; `query` asks it what has changed, None: it does not say."""
 
     change_id: str
     volume_id: str
     query: Callable[[], JsonDict] | None = None
-    requested_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -56,8 +52,12 @@ class BlockChoice:
         return "what has changed is" if self.query and self.query.get("base") else "what is allocated is"
 
 
-def choose_blocks(parent: JsonDict | None, own: BlockChanges | None) -> BlockChoice:
+def choose_blocks(
+    parent: JsonDict | None, own: BlockChanges | None, requested_at: datetime | None = None
+) -> BlockChoice:
     """Return what the storage is asked: what has changed since `parent`, a manifest, or what is allocated at all.
+
+    The backup was created at `requested_at`; None: that is not known.
 
     What a parent has is taken only if its own handle is the base, its volume is this one, and it is no later one:
     what a storage says has changed since a later snapshot need not be all that differs. An answer that breaks off is
@@ -65,12 +65,12 @@ def choose_blocks(parent: JsonDict | None, own: BlockChanges | None) -> BlockCho
     """
     if own is None or own.query is None:
         return BlockChoice()
-    cause = None if parent is None else _find_fault(parent, own)
+    cause = None if parent is None else _find_fault(parent, own, requested_at)
     base = "" if parent is None or cause else str(parent["tags"][_CHANGE_TAG])
     return BlockChoice({**own.query(), "base": base}, cause, expected=True)
 
 
-def _find_fault(parent: JsonDict, own: BlockChanges) -> str | None:
+def _find_fault(parent: JsonDict, own: BlockChanges, requested_at: datetime | None) -> str | None:
     tags, name = parent.get("tags") or {}, f"snapshot {parent['id']}"
     if not tags.get(_CHANGE_TAG):
         return f"{name} does not say from which snapshot of the storage it is"
@@ -78,7 +78,7 @@ def _find_fault(parent: JsonDict, own: BlockChanges) -> str | None:
         return f"{name} is of the volume {tags.get(_VOLUME_TAG) or 'unknown'}, not {own.volume_id}"
     if tags[_CHANGE_TAG] == own.change_id:
         return f"{name} is of the same snapshot of the storage"
-    if _is_later(parent, own.requested_at):
+    if _is_later(parent, requested_at):
         return f"{name} was begun after this backup was created, and may be of a later state"
     return None
 

@@ -21,20 +21,21 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from core.errors import KopiaError
 from core.models.base import JsonDict
 from datamover.data_path.file_names import PLACEHOLDER
-from datamover.data_path.links import DirectoryReader, named, open_directories
-from datamover.data_path.probe import NO_TIME, Attribute, Attributes
+from datamover.data_path.links import named, open_directories
+from datamover.data_path.probe import Attribute, Attributes
+from datamover.data_path.refused import Unit
 from datamover.data_path.run import DataPath
 from datamover.kopia.location_files import open_output
 from datamover.kopia.process import TARGET_FAILURES, IgnoredErrors, KopiaAnswer, KopiaFiles, is_refusal
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import NEW, is_name, open_below, open_root, show_path, walk_tree
+from datamover.runtime.work_dir import NEW, is_name, join, open_below, open_root, show_path, walk_tree
 
 _logger = logging.getLogger(__name__)
 
@@ -70,6 +71,12 @@ class Part:
     entries: int
     size_bytes: int
     entry: str = field(default="", compare=False, repr=False)
+
+    @classmethod
+    def of(cls, unit: Unit) -> Self:
+        """Return the part that is a unit of the snapshot."""
+        entry = unit.placeholder if unit.is_directory else ""
+        return cls(os.fsdecode(unit.path), unit.entries, unit.size_bytes, entry)
 
     @property
     def placeholder(self) -> str | None:
@@ -217,7 +224,7 @@ class Placeholders:
                 yield directory, name, part
 
 
-async def find_parts(kopia: DirectoryReader, snapshot: Snapshot, fitting: int | None) -> Parts:
+async def find_parts(repository: Repository, snapshot: Snapshot, fitting: int | None) -> Parts:
     """Return the parts of a snapshot with at most `fitting` entries each, if it can be split so far; None: all fit.
 
     Raises:
@@ -232,7 +239,7 @@ async def find_parts(kopia: DirectoryReader, snapshot: Snapshot, fitting: int | 
     while left:
         part = left.pop()
         most = _MOST_PARTS - len(parts) - len(split) - len(left)
-        below = await _find_below(kopia, snapshot, part, most)
+        below = await _find_below(repository, snapshot, part, most)
         own = sum(not one.placeholder for one in below or ())
         if below is None or alone + own > _MOST_ALONE:
             parts.append(part)
@@ -244,37 +251,26 @@ async def find_parts(kopia: DirectoryReader, snapshot: Snapshot, fitting: int | 
     return Parts(parts, split)
 
 
-async def _find_below(kopia: DirectoryReader, snapshot: Snapshot, part: Part, most: int) -> Sequence[Part] | None:
+async def _find_below(repository: Repository, snapshot: Snapshot, part: Part, most: int) -> Sequence[Part] | None:
     """Return what is in a directory; None: it has more than `most` entries, or a name that the mover does not write.
 
     A tenant may have chosen such names: kopia takes a placeholder that it finds in a volume as it is.
     """
     try:
-        entries = await _read_entries(kopia, snapshot, json.loads(part.entry)["obj"], most)
+        entries = await _read_entries(repository, snapshot, json.loads(part.entry)["obj"], most)
     except KopiaError as e:
         _logger.warning("cannot split %s: %s", part.name, e)
         return None
     names = (str(entry.get("name", "")) for entry in entries)
     if len(entries) > most or any(not is_name(name) or name.endswith(PLACEHOLDER) for name in names):
         return None
-    return [_describe(part.path, entry) for entry in entries]
+    return [Part.of(Unit(join(part.path.encode(), entry["name"]), entry)) for entry in entries]
 
 
-def _describe(directory: str, entry: JsonDict) -> Part:
-    path = f"{directory}/{entry['name']}" if directory else entry["name"]
-    if entry.get("type") != EntryType.DIRECTORY:
-        return Part(path, 1, int(entry.get("size", 0)))
-    summary = entry.get("summ") or {}
-    entries = sum(int(summary.get(kind, 0)) for kind in ("files", "symlinks", "dirs"))
-    # kopia gives a directory the latest time of what is below it (repofs.go, loadLocked).
-    entry = {**entry, "mtime": summary.get("maxTime") or entry.get("mtime", NO_TIME)}
-    return Part(path, entries, int(summary.get("size", 0)), json.dumps(entry))
-
-
-async def _read_entries(kopia: DirectoryReader, snapshot: Snapshot, object_id: str, most: int) -> Sequence[JsonDict]:
+async def _read_entries(repository: Repository, snapshot: Snapshot, object_id: str, most: int) -> Sequence[JsonDict]:
     """Return the entries of a directory, or one more than `most` of them: it may have millions."""
-    with open_output(kopia.work_dir) as file:
-        entries = next(await open_directories(kopia, snapshot, [object_id], file))
+    with open_output(repository.work_dir) as file:
+        entries = next(await open_directories(repository, snapshot, [object_id], file))
         return [entry for _, entry in zip(range(most + 1), entries, strict=False)]
 
 

@@ -21,10 +21,11 @@ from typing import IO, Final
 from core.errors import IncompleteRestoreError
 from core.models.base import JsonDict, cut_text
 from datamover.data_path.finished import Fingerprints
-from datamover.data_path.links import DirectoryReader, open_directories, read_together
+from datamover.data_path.links import open_directories, read_together
 from datamover.data_path.probe import Attributes, Probe
 from datamover.data_path.run import DataPath
 from datamover.kopia.location_files import open_output
+from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import attempting, is_name, join, open_below, open_root, show_path
@@ -120,56 +121,78 @@ def keep_name(names: list[str], path: bytes, instead: str | None = None) -> None
         names.append(f"{shown} ({instead})" if instead else shown)
 
 
-async def find_refused(
-    kopia: DirectoryReader,
-    snapshot: Snapshot,
-    target: Path,
-    *,
-    probe: Probe,
-    repair: bool,
-    data_path: DataPath,
-    refused: Refused | None = None,
-) -> Refused:
-    """Return what the target lacks, beside what is known already; with `repair`, attributes are set before.
-
-    Raises:
-        DataPathError: the snapshot (KopiaError) cannot be read, or the target cannot be opened, or hangs.
-    """
-    doing = f"comparing target {target} with the snapshot"
-    with open_output(kopia.work_dir) as file, open_output(kopia.work_dir) as output:
-        directories = Directories(file)
-        comparison = _Comparison(target, probe, repair=repair, directories=directories, refused=refused or Refused())
-        while listed := await directories.read(kopia, snapshot, output):
-            await data_path.run_in_thread(partial(comparison.compare, listed), doing, lambda: comparison.entries)
-        await data_path.run_in_thread(comparison.finish, doing, lambda: comparison.entries)
-    return comparison.refused
-
-
-@dataclass(frozen=True)
-class Directory:
-    """A directory of a snapshot: its path, and kopia's entry of it."""
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A file, a link or a directory with all in it: its path in the snapshot, and kopia's entry of it."""
 
     path: bytes
     entry: JsonDict
 
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is a directory."""
+        return self.entry.get("type") == EntryType.DIRECTORY
 
-class Directories:
-    """All directories of a snapshot, outer ones first, in a file: there may be millions."""
+    @property
+    def size_bytes(self) -> int:
+        """The size of its files: a link has none."""
+        if self.entry.get("type") == EntryType.LINK:
+            return 0
+        return int((self.entry.get("summ") or {}).get("size", 0) if self.is_directory else self.entry.get("size", 0))
+
+    @property
+    def entries(self) -> int:
+        """How many entries it stands for: a directory is one beside those in it."""
+        if not self.is_directory:
+            return 1
+        summary = self.entry.get("summ") or {}
+        return max(1, sum(int(summary.get(kind, 0)) for kind in ("files", "symlinks", "dirs")))
+
+    @property
+    def placeholder(self) -> str:
+        """The content of its placeholder; kopia gives a directory the latest time of what is below it.
+
+        Source: kopia 0.23.1, snapshot/snapshotfs/repofs.go (loadLocked).
+        """
+        time = (self.entry.get("summ") or {}).get("maxTime") if self.is_directory else None
+        return json.dumps({**self.entry, **({"mtime": time} if time else {})})
+
+
+class UnitFile:
+    """Units in a file: there may be millions."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
+
+    def _append(self, unit: Unit) -> int:
+        """Add one, and return where it is; raises DataPathError, which is no error of the target."""
+        with attempting("keep a list of entries"):
+            start = self._file.seek(0, os.SEEK_END)
+            self._file.write(json.dumps([os.fsdecode(unit.path), unit.entry]).encode() + b"\n")
+        return start
+
+    def _read(self, start: int) -> Unit:
+        with attempting("read a list of entries"):
+            self._file.seek(start)
+            path, entry = json.loads(self._file.readline())
+        return Unit(os.fsencode(path), entry)
+
+
+class Directories(UnitFile):
+    """All directories of a snapshot, outer ones first."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
         self._starts = array("Q")
         self._taken = 0
 
     def add(self, path: bytes, entry: JsonDict) -> None:
-        """Add one that is in the target; raises DataPathError, which is no error of the target."""
-        with attempting("keep the list of directories"):
-            self._starts.append(self._file.seek(0, os.SEEK_END))
-            self._file.write(json.dumps([os.fsdecode(path), entry]).encode() + b"\n")
+        """Add one that is in the target."""
+        self._starts.append(self._append(Unit(path, entry)))
 
     async def read(
-        self, kopia: DirectoryReader, snapshot: Snapshot, output: IO[bytes]
-    ) -> Iterator[tuple[Directory, Iterator[JsonDict]]] | None:
+        self, repository: Repository, snapshot: Snapshot, output: IO[bytes]
+    ) -> Iterator[tuple[Unit, Iterator[JsonDict]]] | None:
         """Return the next ones, as many as one call of kopia reads, each with its entries; None: all were read.
 
         The entries are to be read before the next call. `output` is open for kopia's output.
@@ -182,36 +205,54 @@ class Directories:
         if not (batch := self._take()):
             return None
         objects = [one.entry.get("obj", "") for one in batch]
-        return zip(batch, await open_directories(kopia, snapshot, objects, output), strict=True)
+        return zip(batch, await open_directories(repository, snapshot, objects, output), strict=True)
 
-    def _take(self) -> Sequence[Directory]:
+    def _take(self) -> Sequence[Unit]:
         first = self._taken
-        objects = (self._read(number).entry.get("obj", "") for number in range(first, len(self._starts)))
+        objects = (self._read(self._starts[at]).entry.get("obj", "") for at in range(first, len(self._starts)))
         self._taken += len(next(read_together(objects), ()))
-        return [self._read(number) for number in range(first, self._taken)]
+        return [*map(self._read, self._starts[first : self._taken])]
 
-    def inner_first(self) -> Iterator[Directory]:
+    def inner_first(self) -> Iterator[Unit]:
         """Yield all of them, each after those in it."""
-        return (self._read(number) for number in range(len(self._starts) - 1, -1, -1))
-
-    def _read(self, number: int) -> Directory:
-        self._file.seek(self._starts[number])
-        path, entry = json.loads(self._file.readline())
-        return Directory(os.fsencode(path), entry)
+        return map(self._read, reversed(self._starts))
 
 
 @dataclass
-class _Comparison:
-    """Compares directories of a target with the snapshot; `entries` is how many it has looked at."""
+class TargetComparison:
+    """Compares a target with a snapshot; `entries` is how many it has looked at.
 
+    What the target lacks is added to `refused`; with `repair`, attributes are set before.
+    """
+
+    repository: Repository
+    snapshot: Snapshot
     target: Path
     probe: Probe
-    repair: bool
-    directories: Directories
-    refused: Refused
+    data_path: DataPath
+    refused: Refused = field(default_factory=Refused)
+    repair: bool = False
     entries: int = 0
 
-    def compare(self, listed: Iterable[tuple[Directory, Iterator[JsonDict]]], stop: ShouldStop) -> None:
+    async def run(self) -> Refused:
+        """Return what the target lacks.
+
+        Raises:
+            DataPathError: the snapshot (KopiaError) cannot be read, or the target cannot be opened, or hangs.
+        """
+        folder = self.repository.work_dir
+        with open_output(folder) as file, open_output(folder) as output:
+            self._directories = Directories(file)
+            while listed := await self._directories.read(self.repository, self.snapshot, output):
+                await self._in_thread(partial(self._compare, listed))
+            await self._in_thread(self._finish)
+        return self.refused
+
+    async def _in_thread(self, work: Callable[[ShouldStop], None]) -> None:
+        doing = f"comparing target {self.target} with the snapshot"
+        await self.data_path.run_in_thread(work, doing, lambda: self.entries)
+
+    def _compare(self, listed: Iterable[tuple[Unit, Iterator[JsonDict]]], stop: ShouldStop) -> None:
         """Compare what is in these directories; of directories in them, the attributes are compared at the end."""
         with self._opened() as root:
             for directory, entries in listed:
@@ -219,14 +260,14 @@ class _Comparison:
                     with open_below(root, directory.path) as fd:
                         self._compare_directory(fd, directory.path, entries, stop)
                 except OSError as e:
-                    self.refused.add_uncompared(directory.path, e, count_entries(directory.entry) - 1)
+                    self.refused.add_uncompared(directory.path, e, directory.entries - 1)
                 if stop():
                     return
 
-    def finish(self, stop: ShouldStop) -> None:
+    def _finish(self, stop: ShouldStop) -> None:
         """Compare the directories themselves: one whose mode is set may be closed to this process."""
         with self._opened() as root:
-            for directory in self.directories.inner_first():
+            for directory in self._directories.inner_first():
                 if stop():
                     return
                 above, name = os.path.split(directory.path)
@@ -261,16 +302,16 @@ class _Comparison:
         name, kind = str(entry.get("name", "")), str(entry.get("type", ""))
         path = join(directory, name)
         if self.refused.unplaced.has_text(path):
-            self.refused.missing += count_entries(entry) - 1
+            self.refused.missing += Unit(path, entry).entries - 1
             return
         if fault := self._find_fault(fd, name, entry, names):
-            self.refused.add_missing(path, fault, count_entries(entry))
+            self.refused.add_missing(path, fault, Unit(path, entry).entries)
             return
         other = {} if names is None or names.has(name) else {_NAME: "another form of its name"}
         if kind == EntryType.DIRECTORY:
             if other:
                 self.refused.add_unset(path, other)
-            self.directories.add(path, entry)
+            self._directories.add(path, entry)
         else:
             wanted = Attributes.of(entry)
             wanted = replace(wanted, time_ns=None) if self.refused.stale else wanted
@@ -338,7 +379,7 @@ class Folded:
         return self._found
 
     def add(
-        self, listed: Iterable[tuple[Directory, Iterable[JsonDict]]], directories: Directories, stop: ShouldStop
+        self, listed: Iterable[tuple[Unit, Iterable[JsonDict]]], directories: Directories, stop: ShouldStop
     ) -> None:
         """Add the entries of directories, and the directories in them to what is still to be read."""
         for directory, entries in listed:
@@ -373,12 +414,12 @@ class Folded:
         return self._above.has_text(path) or self.has(path)
 
 
-async def find_folded(kopia: DirectoryReader, snapshot: Snapshot, data_path: DataPath) -> Folded:
+async def find_folded(repository: Repository, snapshot: Snapshot, data_path: DataPath) -> Folded:
     """Return what a target that does not keep all names apart may take for one. Raises KopiaError of the snapshot."""
     folded = Folded()
-    with open_output(kopia.work_dir) as file, open_output(kopia.work_dir) as output:
+    with open_output(repository.work_dir) as file, open_output(repository.work_dir) as output:
         directories = Directories(file)
-        while listed := await directories.read(kopia, snapshot, output):
+        while listed := await directories.read(repository, snapshot, output):
             add = partial(folded.add, listed, directories)
             await data_path.run_in_thread(add, "looking for names that are alike", lambda: folded.entries)
     return folded
@@ -387,11 +428,3 @@ async def find_folded(kopia: DirectoryReader, snapshot: Snapshot, data_path: Dat
 def _fold(name: str) -> str:
     """Return what SMB shares, FAT and others may take a name for."""
     return unicodedata.normalize("NFC", name).casefold().rstrip(". ")
-
-
-def count_entries(entry: JsonDict) -> int:
-    """Return how many entries one stands for: a directory is one beside those in it."""
-    if entry.get("type") != EntryType.DIRECTORY:
-        return 1
-    summary = entry.get("summ") or {}
-    return max(1, sum(int(summary.get(kind, 0)) for kind in ("files", "symlinks", "dirs")))

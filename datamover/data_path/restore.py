@@ -24,7 +24,7 @@ from datamover.data_path.in_place_compare import find_unexplained
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links
 from datamover.data_path.parts import SKIP_EXISTING, SPARSE, PartRestorer, Placeholders, find_parts
 from datamover.data_path.probe import Probe, allow_writing, probe_target
-from datamover.data_path.refused import Folded, Refused, find_folded, find_refused
+from datamover.data_path.refused import Folded, Refused, TargetComparison, find_folded
 from datamover.data_path.resume import ResumeSettings, open_resumable
 from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
@@ -290,8 +290,7 @@ class _Restoring:
         if rule.incremental and rule.compare_content:
             from datamover.data_path.compare import find_changed  # noqa: PLC0415 - tarfile takes memory
 
-            flags = repository.restore_flags(self.parameters.packs)
-            changed = await find_changed(repository, snapshot, target, self.data_path.watchdog, flags)
+            changed = await find_changed(repository, snapshot, target, packs=self.parameters.packs)
         restorer = self._restorer(tolerant=probe.refuses)
         restoring = InPlaceRestorer(
             repository,
@@ -319,9 +318,7 @@ class _Restoring:
         if not restorer.refused and probe.sound:
             return refused
         refused.stale = restorer.errors.first is not None
-        return await find_refused(
-            repository, snapshot, self.target, probe=probe, repair=repair, data_path=data_path, refused=refused
-        )
+        return await TargetComparison(repository, snapshot, self.target, probe, data_path, refused, repair).run()
 
     def _restorer(self, *more: str, tolerant: bool) -> PartRestorer:
         repository, snapshot, parameters = self.repository, self.snapshot, self.parameters

@@ -23,22 +23,12 @@ from datamover.data_path.parents import BlockChanges
 from datamover.data_path.run import DataPath
 from datamover.data_path.stage import STAGE_PATTERN
 from datamover.kinds import AUTO_PARENT, NO_PARENT
-from datamover.kopia.backup_process import GracefulStop, Offer, keep_checkpoint
+from datamover.kopia.backup_process import GracefulStop, keep_checkpoint
 from datamover.kopia.policy import SourcePolicy, ensure_policy, excluding
 from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import KopiaAnswer, KopiaFiles
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import (
-    PIN,
-    Snapshot,
-    delete_snapshot,
-    list_source,
-    parse_snapshot,
-    read_snapshot,
-    remove_own_incomplete,
-    sort_source,
-)
-from datamover.kopia.storage_calls import KopiaCaller
+from datamover.kopia.snapshots import PIN, Snapshot, delete_snapshot, read_snapshot, remove_own_incomplete
 from datamover.runtime.resources import ResourceLimits
 
 _logger = logging.getLogger(__name__)
@@ -101,11 +91,6 @@ class BackupParameters:
         rules = {EXCLUDE_TAG: self.rules.to_json(), EXCLUDE_DIGEST_TAG: digest} if digest is not None else {}
         return {**self.tags, **(self.attempt.tags if self.attempt else {}), **rules}
 
-    @property
-    def earlier_uid(self) -> str | None:
-        """The UID in the tags of snapshots of earlier attempts; None: there is none."""
-        return self.attempt.earlier_uid if self.attempt else None
-
 
 @dataclass(frozen=True)
 class RunReport:
@@ -161,12 +146,42 @@ class SnapshotRun:
         await ensure_policy(self._repository, target, self._parameters.policy)
         return found
 
-    async def check_parent(self) -> str | None:
-        """Return why everything is read although a snapshot was named as parent; None if it is the one to be used."""
-        return await find_parent_fault(self._repository, self._parameters, None)
+    async def check_parent(self, latest: Snapshot | None) -> str | None:
+        """Return why everything is read although a snapshot was named as parent; None if it is the one to be used.
+
+        `latest` is the last complete one of the source. kopia always takes that one, and has no flag for another. If it
+        is of an earlier attempt of the transfer, the one before was its parent.
+        """
+        wanted = self._parameters.parent
+        if wanted in {AUTO_PARENT, NO_PARENT} or (latest is not None and latest.snapshot_id == wanted):
+            return None
+        try:
+            found = await self._read_parent(wanted)
+        except KopiaError as e:
+            cause = str(e)
+        else:
+            source = f"it is of the source {found.source}" if found.source != self._parameters.source else None
+            cause = f"snapshot {wanted}: {found.fault or source or 'it is not the last complete one of its source'}"
+        return f"read everything, since spec.parentSnapshot is not usable: {cause}"
+
+    async def _read_parent(self, snapshot_id: str) -> Snapshot:
+        return await read_snapshot(self._repository, snapshot_id)
 
     async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
-        """Return kopia's answer; it saves a checkpoint at each `interval`, and after a signal."""
+        """Return kopia's answer; it saves a checkpoint at each `interval`, and after a signal.
+
+        After a cancellation nothing refers to a snapshot: it goes, unless another attempt may continue from it.
+        """
+        try:
+            return await self._back_up(interval, read_all=read_all)
+        except asyncio.CancelledError:
+            stop, saved = self._parameters.stop, self._saved
+            if saved and not (stop and stop.interrupted):
+                with suppress(DataPathError):
+                    await delete_snapshot(self._repository.kopia, saved["id"])
+            raise
+
+    async def _back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
         arguments = _create_arguments(self._parameters, interval, read_all=read_all)
         return await self._repository.run(partial(self._run_kopia, arguments))
 
@@ -174,21 +189,10 @@ class SnapshotRun:
         kopia, files = self._repository.kopia, self._files
         if self._device:
             files = replace(files, stdin_fd=self._device[0])
-        try:
-            async with excluding(kopia, self._parameters.target, self._parameters.rules):
-                with self._saving():
-                    self._answer = await self._data_path.run(kopia, self._attempted, *arguments, files=files)
-            return await self._keep_checkpoint(self._answer)
-        except asyncio.CancelledError:
-            await self._delete_unanswered()
-            raise
-
-    async def _delete_unanswered(self) -> None:
-        """Delete a snapshot that kopia has saved, unless another attempt may continue from it: nothing refers to it."""
-        stop, saved = self._parameters.stop, self._saved
-        if saved and not (stop and stop.interrupted):
-            with suppress(DataPathError):
-                await delete_snapshot(self._repository.kopia, saved["id"])
+        async with excluding(kopia, self._parameters.target, self._parameters.rules):
+            with self._saving():
+                self._answer = await self._data_path.run(kopia, self._attempted, *arguments, files=files)
+        return await self._keep_checkpoint(self._answer)
 
     @property
     def _saved(self) -> JsonDict | None:
@@ -244,39 +248,3 @@ def _create_arguments(parameters: BackupParameters, interval: timedelta, *, read
         # A scan for the estimate would count the stage once more.
         *(["--progress-estimation-type=rough"] if STAGE_PATTERN in parameters.rules.patterns else []),
     ]
-
-
-async def find_parent_fault(kopia: KopiaCaller, parameters: BackupParameters, offer: Offer | None) -> str | None:
-    """Return why everything is read although a snapshot was named as parent; None if it is the one to be used.
-
-    kopia always takes the last complete snapshot of the source, and has no flag for another one. If that is of an
-    earlier attempt of the transfer, the one before was its parent.
-    """
-    wanted = parameters.parent
-    if wanted in {AUTO_PARENT, NO_PARENT}:
-        return None
-    try:
-        found, latest = await _find_parent(kopia, parameters, offer)
-    except KopiaError as e:
-        cause = str(e)
-    else:
-        if latest is not None and latest.snapshot_id == wanted:
-            return None
-        cause = found.fault or (
-            f"it is of the source {found.source}"
-            if found.source != parameters.source
-            else "it is not the last complete one of its source"
-        )
-        cause = f"snapshot {wanted}: {cause}"
-    return f"read everything, since spec.parentSnapshot is not usable: {cause}"
-
-
-async def _find_parent(
-    kopia: KopiaCaller, parameters: BackupParameters, offer: Offer | None
-) -> tuple[Snapshot, Snapshot | None]:
-    """Return the snapshot that is named as parent, and the last complete one of the source."""
-    wanted, uid = parameters.parent, parameters.earlier_uid
-    if offer is None:
-        return await read_snapshot(kopia, wanted), (await list_source(kopia, parameters.target, uid)).latest
-    own = [parse_snapshot(one) for one in offer.snapshots if one["id"] == wanted]
-    return own[0] if own else await read_snapshot(kopia, wanted), sort_source(offer.snapshots, uid).latest

@@ -3,17 +3,14 @@
 kopia writes there, under numbers as names. So a file in the volume is the old or the new one at any moment, and another
 name of it never changes. Directories that are deleted are moved there first, each into the same one: none is read while
 it is below another, so no depth matters. What a process that was killed has left there goes when the next one begins.
-Source: kopia 0.23.1, snapshot/snapshotfs/repofs.go (loadLocked).
 """
 
 import errno
-import json
 import os
 import re
 import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from enum import Enum
 from itertools import count, islice
 from pathlib import Path
@@ -23,10 +20,8 @@ from core.models.base import JsonDict
 from core.models.transfer_settings import InPlace
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import has_target
-from datamover.data_path.parts import Part
 from datamover.data_path.probe import Attribute, Attributes
-from datamover.data_path.refused import count_entries
-from datamover.kopia.snapshots import EntryType
+from datamover.data_path.refused import Unit, UnitFile
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import DIRECTORY, attempting, open_root, opened
 
@@ -281,55 +276,18 @@ def decide_same_link(entry: JsonDict, status: os.stat_result, *, precision_ns: i
     return Step.SET if Attributes.of(entry).find_unset(status, tolerance_ns=precision_ns) else Step.KEEP
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """What kopia writes at once: a file, a link or a directory with all in it."""
-
-    path: bytes
-    entry: JsonDict
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of its files: a link has none."""
-        if self.entry["type"] == EntryType.LINK:
-            return 0
-        return int((self.entry.get("summ") or {}).get("size", 0) if self.is_directory else self.entry.get("size", 0))
-
-    @property
-    def entries(self) -> int:
-        """How many entries it has; a directory is one itself."""
-        return count_entries(self.entry)
-
-    @property
-    def is_directory(self) -> bool:
-        """Whether it is a directory."""
-        return self.entry.get("type") == EntryType.DIRECTORY
-
-    @property
-    def part(self) -> Part:
-        """What it is for kopia's runs, and messages."""
-        return Part(os.fsdecode(self.path), self.entries, self.size_bytes)
-
-    @property
-    def placeholder(self) -> bytes:
-        """The content of its placeholder; kopia gives a directory the latest time of what is below it."""
-        time = (self.entry.get("summ") or {}).get("maxTime") if self.is_directory else None
-        return json.dumps({**self.entry, **({"mtime": time} if time else {})}).encode()
-
-
-class PendingUnits:
-    """The units that are to be written, in a file: there may be millions; how many, and their size together."""
+class PendingUnits(UnitFile):
+    """The units that are to be written; how many, and their size together."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+        super().__init__(file)
         self._taken = 0
         self.count = 0
         self.size_bytes = 0
 
     def add(self, unit: Unit) -> None:
         """Add one."""
-        self._file.seek(0, os.SEEK_END)
-        self._file.write(json.dumps([os.fsdecode(unit.path), unit.entry]).encode() + b"\n")
+        self._append(unit)
         self.count += 1
         self.size_bytes += unit.size_bytes
 
@@ -342,10 +300,8 @@ class PendingUnits:
         """Return the next ones, of this size together, or a single one."""
         taken: list[Unit] = []
         entries = 0
-        self._file.seek(self._taken)
         while self.count and len(taken) < _RUN_UNITS:
-            path, entry = json.loads(self._file.readline())
-            unit = Unit(os.fsencode(path), entry)
+            unit = self._read(self._taken)
             entries += unit.entries
             if taken and (unit.size_bytes > room_bytes or entries > _RUN_ENTRIES):
                 break

@@ -19,7 +19,6 @@ from datamover.kopia.causes import find_maintenance_cause
 from datamover.kopia.creation import OWN_MAINTENANCE
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
-from datamover.kopia.stalls import Watchdog
 
 _logger = logging.getLogger(__name__)
 
@@ -235,9 +234,9 @@ class Maintenance:
     Each method but `run` raises a KopiaError if kopia fails, or if its output has another form.
     """
 
-    def __init__(self, repository: Repository, watchdog: Watchdog) -> None:
+    def __init__(self, repository: Repository) -> None:
         self._repository = repository
-        self._watchdog = watchdog
+        self._clock = repository.watchdog.clock
 
     async def read_info(self) -> MaintenanceInfo:
         """Return kopia's parameters and schedule of maintenance."""
@@ -267,9 +266,9 @@ class Maintenance:
 
         async def attempt() -> KopiaAnswer:
             # An attempt that could not open the repository recorded nothing.
-            began[:] = [self._watchdog.clock.now()]
+            began[:] = [self._clock.now()]
             attempted, more = self._attempted("maintenance"), _VERIFY if verify else {}
-            return await self._repository.call_guarded(self._watchdog, attempted, *arguments, more=more)
+            return await self._repository.call_guarded(attempted, *arguments, more=more)
 
         answer = await self._repository.run(attempt)
         if answer.out_of_memory:
@@ -280,7 +279,7 @@ class Maintenance:
             # kopia says nothing then, and exits with code 0.
             raise _failure(answer, f"{MaintenanceCause.LOCKED}: another kopia of this pod holds the maintenance lock")
         info = await self.read_info()
-        if missing := find_missing_evidence(info, mode, began[0], self._watchdog.clock.now(), epochs=epochs):
+        if missing := find_missing_evidence(info, mode, began[0], self._clock.now(), epochs=epochs):
             raise _failure(answer, f"{MaintenanceCause.NOT_RECORDED}: {missing}")
         return info
 

@@ -18,11 +18,12 @@ from core.errors import DataPathError, KopiaError, RepositoryError
 from core.models.names import REPOSITORY_ID_ANNOTATION
 from core.models.storage import BlockHash
 from core.models.transfer_settings import BandwidthLimits
+from core.redact import Redactor
 from datamover.kopia import creation
 from datamover.kopia.causes import ACCESS_DENIED, CACHE_FULL, DAMAGED, NO_BUCKET, NOT_TRUSTED, find_cause, find_outage
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config, build_throttle
 from datamover.kopia.location_files import LocationFiles
-from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError
+from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError, kopia_environment
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.stalls import Reachability, Watchdog
 from datamover.kopia.storage_calls import NoAnswerError, RequestTime, StorageCalls, Waits
@@ -53,16 +54,25 @@ class NotInitializedError(RepositoryError):
 
 @dataclass(frozen=True)
 class RepositoryAddress:
-    """The storage of a repository, kopia's access to it, its name in messages, and the limits that kopia obeys.
+    """The storage of a repository, its name in messages, and the limits that kopia obeys.
 
     `unique_id` is the ID that the repository must have; None: any.
     """
 
     description: str
     storage: Storage
-    access: KopiaAccess
     throttle: BandwidthLimits | None = None
     unique_id: str | None = None
+
+
+def build_kopia(
+    storage: Storage, work_dir: WorkDir, environment: Mapping[str, str], password: str, redactor: Redactor
+) -> Kopia:
+    """Return kopia with access to a storage; `redactor` learns the secrets."""
+    access = storage.access(work_dir)
+    redactor.add(password, *access.secrets(environment))
+    own = {**access.environment, "KOPIA_PASSWORD": password}
+    return Kopia(kopia_environment(environment, work_dir, own), redactor)
 
 
 class RepositoryStatus(NamedTuple):
@@ -76,7 +86,7 @@ class Repository:
     """The repository at an address, and the kopia whose environment gives access to it.
 
     `kopia` is connected once `connect` or `open` has returned; `work_dir` has its configuration and temporary files.
-    `created`: `ensure` has created the repository.
+    `watchdog` inspects, reports and ends a kopia that stalls. `created`: `ensure` has created the repository.
     """
 
     def __init__(
@@ -94,9 +104,11 @@ class Repository:
         self._cache = cache or CacheLimit()
         self._waits = waits or Waits()
         # Once: writing its files again could fail later, in a scratch volume that is full then.
+        self._access = address.storage.access(work_dir)
         self._probe_access = address.storage.for_probe().access(work_dir)
         check = address.storage.for_bucket_check()
         self._check_access = None if check is None else check.access(work_dir)
+        self.watchdog = Watchdog(self._waits.clock, self._waits.reporter.warn, self.probe, self._waits.limits)
         self._calls = StorageCalls(kopia, address.description, work_dir.cache, waits=self._waits, probe=self.probe)
         self._request_time = RequestTime(work_dir.path)
         self._connected = False
@@ -176,14 +188,12 @@ class Repository:
 
         return await self._calls.repeat(attempt)
 
-    async def call_guarded(
-        self, watchdog: Watchdog, attempted: str, *arguments: str, more: Mapping[str, str] | None = None
-    ) -> KopiaAnswer:
+    async def call_guarded(self, attempted: str, *arguments: str, more: Mapping[str, str] | None = None) -> KopiaAnswer:
         """Return the answer of a call, however long it takes, unless it stalls; `more` are additional variables."""
-        meter = Meter(watchdog.clock, Direction.RESTORE)
+        meter = Meter(self._waits.clock, Direction.RESTORE)
         flagged = (meter.counter_argument, *arguments)
         call = partial(self.kopia.call, attempted, *flagged, seconds=None, more=more)
-        return await watchdog.guard(attempted, meter, call)
+        return await self.watchdog.guard(attempted, meter, call)
 
     async def guard(self, attempted: str, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Return what `work` returns, one step of a kopia that runs on, unless that takes as long as a stall may.
@@ -349,7 +359,7 @@ class Repository:
 
     async def _upload(self, new: creation.NewRepository) -> None:
         try:
-            answer = await new.upload(self.kopia, self._address.access.arguments, self.description)
+            answer = await new.upload(self.kopia, self._access.arguments, self.description)
         except KopiaTimeoutError as e:
             raise NoAnswerError("the storage is slow", str(e)) from e
         self._calls.check_outage(answer)
@@ -430,7 +440,7 @@ class Repository:
             self.work_dir.write(self.work_dir.config_file.name, json.dumps(config).encode())
 
     def _arguments(self, verb: str) -> list[str]:
-        return ["repository", verb, *self._address.access.arguments]
+        return ["repository", verb, *self._access.arguments]
 
     def _flags(self, cache_name: str = "") -> list[str]:
         cache = self.work_dir.cache / cache_name

@@ -20,7 +20,7 @@ from core.clock import Deadline, SystemClock
 from core.errors import KopiaError
 from core.models.backups import SavedSize
 from core.models.base import JsonDict
-from core.models.names import BLOCK_DATA_MOVER, EXCLUDE_DIGEST_TAG, EXCLUDE_TAG, TRANSFER_UID_TAG, UPLOADER_TAG
+from core.models.names import BLOCK_DATA_MOVER, EXCLUDE_DIGEST_TAG, EXCLUDE_TAG, UPLOADER_TAG
 from core.models.transfer_settings import Exclusions
 from datamover.kopia.process import Kopia
 from datamover.kopia.stalls import read_duration
@@ -185,37 +185,15 @@ class Checkpoint:
         return abs(self.started - start) <= START_TOLERANCE
 
 
-@dataclass(frozen=True)
-class SourceSnapshots:
-    """The snapshots of one source: the last complete one, None without one, and the incomplete ones.
-
-    `latest` is of another transfer. `repeated`: the transfer itself has a complete one too. `sizes`
-    are of the complete ones of other transfers, the oldest first.
-    """
-
-    latest: Snapshot | None
-    checkpoints: tuple[Checkpoint, ...] = ()
-    repeated: bool = False
-    sizes: tuple[SavedSize, ...] = ()
+async def list_source(kopia: KopiaCaller, target: str) -> list[JsonDict]:
+    """Return the snapshots of a source `user@host:path` as kopia lists them, the oldest first; raises KopiaError."""
+    return await _list(kopia, target, _NEWEST)
 
 
-async def list_source(kopia: KopiaCaller, target: str, transfer_uid: str | None = None) -> SourceSnapshots:
-    """Return the snapshots of a source `user@host:path` as a transfer sees them; raises KopiaError."""
-    return sort_source(await _list(kopia, target, _NEWEST), transfer_uid)
-
-
-def sort_source(listed: Iterable[JsonDict], transfer_uid: str | None = None) -> SourceSnapshots:
-    """Return the snapshots of a source, which kopia has listed, as the transfer with this UID sees them."""
-    # kopia lists the oldest first.
-    found = list(listed)
-    complete = [one for one in found if not one.get("incomplete")]
-    others = [one for one in complete if transfer_uid is None or read_tag(one, TRANSFER_UID_TAG) != transfer_uid]
-    checkpoints = tuple(
-        Checkpoint(one["id"], _time(one, "startTime"), _time(one, "endTime")) for one in found if one.get("incomplete")
-    )
-    latest = parse_snapshot(others[-1]) if others else None
-    sizes = tuple(parse_snapshot(one).size for one in others)
-    return SourceSnapshots(latest, checkpoints, repeated=len(others) < len(complete), sizes=sizes)
+def find_checkpoints(listed: Iterable[JsonDict]) -> list[Checkpoint]:
+    """Return the incomplete ones of the snapshots that kopia has listed."""
+    incomplete = (one for one in listed if one.get("incomplete"))
+    return [Checkpoint(one["id"], _time(one, "startTime"), _time(one, "endTime")) for one in incomplete]
 
 
 async def find_tagged(kopia: KopiaCaller, target: str, tags: Mapping[str, str]) -> list[JsonDict]:
@@ -264,7 +242,7 @@ async def remove_own_incomplete(kopia: Kopia, target: str, *, start: datetime, w
     """Delete incomplete snapshots of the failed backup that began at `start`; others may be continued from."""
 
     async def remove() -> None:
-        found = (await list_source(kopia, target)).checkpoints
+        found = find_checkpoints(await list_source(kopia, target))
         own = [one.snapshot_id for one in found if one.began_at(start)]
         await delete_snapshots(kopia, f"delete incomplete snapshots of {target}", own)
 

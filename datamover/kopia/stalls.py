@@ -144,6 +144,10 @@ class Reachability:
         return StorageOutageError if self.outage else RepositoryError
 
 
+Probe = Callable[[], Awaitable[Reachability]]
+"""Returns whether the storage of a repository answers, within half a minute."""
+
+
 @dataclass(frozen=True)
 class StallLimits:
     """How long a data path may be stalled; a `timeout` of 0 means forever.
@@ -247,7 +251,7 @@ class Watchdog:
 
     clock: Clock
     warn: Report
-    probe: Callable[[], Awaitable[Reachability]]
+    probe: Probe
     limits: StallLimits = field(default_factory=StallLimits)
 
     async def guard(

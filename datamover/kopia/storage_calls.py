@@ -23,7 +23,7 @@ from core.models.units import format_duration
 from datamover.kopia.causes import count_index_blobs, find_outage
 from datamover.kopia.process import Kopia, KopiaAnswer, counter_flags, read_counters
 from datamover.kopia.progress import Direction, Meter
-from datamover.kopia.stalls import Reachability, StallLimits, Watchdog
+from datamover.kopia.stalls import Probe, StallLimits, Watchdog
 from datamover.runtime.cancellation import run_beside
 
 _logger = logging.getLogger(__name__)
@@ -54,30 +54,20 @@ class KopiaCaller(Protocol):
         ...
 
 
-class WaitReporter(Protocol):
-    """Reports what the mover waits for."""
+class WaitReporter:
+    """Reports what the mover waits for; this one, to the log only."""
 
     async def waiting(self, message: str) -> None:
         """Report what the mover waits for."""
-        ...
+        _logger.warning("%s", message)
 
     async def ready(self, message: str) -> None:
         """Report that the wait is over."""
-        ...
+        _logger.warning("%s", message)
 
     async def warn(self, message: str) -> None:
         """Report a problem that does not fail the transfer."""
-        ...
-
-
-class WaitLog:
-    """Reports to the log only."""
-
-    async def waiting(self, message: str) -> None:
-        """Log the message."""
         _logger.warning("%s", message)
-
-    ready = warn = waiting
 
 
 @dataclass(frozen=True)
@@ -86,7 +76,7 @@ class Waits:
 
     clock: Clock = field(default_factory=SystemClock)
     limits: StallLimits = field(default_factory=StallLimits)
-    reporter: WaitReporter = field(default_factory=WaitLog)
+    reporter: WaitReporter = field(default_factory=WaitReporter)
 
     @property
     def probe_seconds(self) -> float:
@@ -106,16 +96,8 @@ class NoAnswerError(RepositoryError):
 class StorageCalls:
     """Runs kopia on one repository, however long its storage takes, up to the stall timeout without progress."""
 
-    def __init__(
-        self,
-        kopia: Kopia,
-        description: str,
-        cache: Path,
-        *,
-        waits: Waits,
-        probe: Callable[[], Coroutine[Any, Any, Reachability]],
-    ) -> None:
-        """Call the repository `description`; `probe` returns whether its storage answers, within half a minute."""
+    def __init__(self, kopia: Kopia, description: str, cache: Path, *, waits: Waits, probe: Probe) -> None:
+        """Call the repository `description`."""
         self._kopia = kopia
         self._description = description
         self._indexes = cache / _INDEXES

@@ -21,7 +21,6 @@ from datamover.kopia.client_config import IDENTITY
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.kopia.snapshots import Snapshot, SnapshotMissingError
-from datamover.kopia.stalls import Watchdog
 
 SHOWN_FAULTS: Final = 10
 
@@ -69,9 +68,7 @@ def choose_share(snapshot: Snapshot, percent: float) -> float:
     return WHOLE_PERCENT if snapshot.entries * percent < WHOLE_PERCENT else percent
 
 
-async def verify_snapshot(
-    repository: Repository, watchdog: Watchdog, snapshot: Snapshot, percent: float
-) -> VerifiedSnapshot:
+async def verify_snapshot(repository: Repository, snapshot: Snapshot, percent: float) -> VerifiedSnapshot:
     """Read all directories of the snapshot and `percent` of its files, and look for the blobs of all of them.
 
     The repository is connected. What was read before by this client may be in its cache.
@@ -82,7 +79,7 @@ async def verify_snapshot(
     """
     attempted = f"{repository.description}: verify snapshot {snapshot.snapshot_id}"
     percent = choose_share(snapshot, percent)
-    answer = await _verify(repository, watchdog, attempted, percent, snapshot.snapshot_id)
+    answer = await _verify(repository, attempted, percent, snapshot.snapshot_id)
     result = _parse(answer)
     faults = [_name_fault(one, answer.lines, snapshot) for one in result.error_strings if _is_fault(one)]
     if not result.error_strings and not result.stats.processed_object_count:
@@ -99,16 +96,16 @@ async def verify_snapshot(
     )
 
 
-async def has_sound_directories(repository: Repository, watchdog: Watchdog) -> bool:
+async def has_sound_directories(repository: Repository) -> bool:
     """Read the directories of all snapshots, and look for the blobs of all files; return whether none is damaged.
 
     It raises what `verify_snapshot` does.
     """
     attempted = f"{repository.description}: verify the directories of all snapshots"
-    return not _parse(await _verify(repository, watchdog, attempted, 0.0)).error_strings
+    return not _parse(await _verify(repository, attempted, 0.0)).error_strings
 
 
-async def count_contents(repository: Repository, watchdog: Watchdog, share: int) -> int | None:
+async def count_contents(repository: Repository, share: int) -> int | None:
     """Read the contents of a share, and return their number; None: some cannot be read, for whatever cause.
 
     The share is all contents whose ID begins with that digit: they are hashes, so the shares are alike, and what is
@@ -117,7 +114,7 @@ async def count_contents(repository: Repository, watchdog: Watchdog, share: int)
     attempted = f"{repository.description}: verify share {share}"
     flags = ("--full", f"--prefix={share:x}", f"--parallel={_PARALLEL}")
     arguments = ("--log-level=info", "content", "verify", *flags)
-    answer = await repository.run(partial(repository.call_guarded, watchdog, attempted, *arguments))
+    answer = await repository.run(partial(repository.call_guarded, attempted, *arguments))
     if not answer.succeeded and answer.mentions(_DAMAGED_CONTENTS):
         return None
     counted = next(filter(None, map(_COUNTERS.match, answer.check().lines)), None)
@@ -126,14 +123,12 @@ async def count_contents(repository: Repository, watchdog: Watchdog, share: int)
     return int(counted[1])
 
 
-async def _verify(
-    repository: Repository, watchdog: Watchdog, attempted: str, percent: float, *snapshots: str
-) -> KopiaAnswer:
+async def _verify(repository: Repository, attempted: str, percent: float, *snapshots: str) -> KopiaAnswer:
     """Have kopia verify these snapshots; without any, all of them."""
     flags = (f"--verify-files-percent={percent:g}", f"--max-errors={_MOST_ERRORS}", f"--file-queue-length={_QUEUE}")
     # kopia writes statistics each second: with them, errors would leave the lines that are kept.
     arguments = ("--log-level=error", "snapshot", "verify", *snapshots, "--json", *flags)
-    return await repository.run(partial(repository.call_guarded, watchdog, attempted, *arguments))
+    return await repository.run(partial(repository.call_guarded, attempted, *arguments))
 
 
 def _parse(answer: KopiaAnswer) -> _Result:

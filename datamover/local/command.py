@@ -23,12 +23,11 @@ from datamover.data_path.restore import RestoreParameters, restore
 from datamover.data_path.run import DataPath
 from datamover.data_path.snapshot_runs import BackupParameters
 from datamover.kinds import AUTO_PARENT, NO_PARENT
-from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.progress import Direction, Meter
-from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress
+from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress, build_kopia
 from datamover.kopia.snapshots import Snapshot, list_snapshots
-from datamover.kopia.stalls import Watchdog, read_stall_limits
-from datamover.kopia.storage_calls import WaitLog, Waits
+from datamover.kopia.stalls import read_stall_limits
+from datamover.kopia.storage_calls import Waits
 from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
 from datamover.runtime.confinement import find_means, report_means
 from datamover.runtime.resources import ResourceLimits, read_limits
@@ -164,7 +163,7 @@ class LocalMover:
                 await repository.connect()
             except NotInitializedError:
                 await repository.ensure()
-            moving = back_up(repository, parameters, self._build_data_path(meter, repository))
+            moving = back_up(repository, parameters, DataPath(meter, repository.watchdog))
             return await _with_bar(moving, meter, bar)
 
         return await self._with_repository(work)
@@ -181,7 +180,7 @@ class LocalMover:
         meter = Meter(self.clock, Direction.RESTORE)
 
         async def work(repository: Repository) -> RestoreResult:
-            moving = restore(repository, parameters, self._build_data_path(meter, repository))
+            moving = restore(repository, parameters, DataPath(meter, repository.watchdog))
             return await _with_bar(moving, meter, bar)
 
         return await self._with_repository(work, parameters.workers)
@@ -191,10 +190,6 @@ class LocalMover:
         return await self._with_repository(
             lambda repository: repository.open(partial(list_snapshots, repository), read_only=True)
         )
-
-    def _build_data_path(self, meter: Meter, repository: Repository) -> DataPath:
-        limits = read_stall_limits(self.environment)
-        return DataPath(meter, Watchdog(self.clock, WaitLog().warn, repository.probe, limits))
 
     async def _with_repository(
         self, work: Callable[[Repository], Coroutine[None, None, _T]], restore_workers: int = 0
@@ -208,15 +203,10 @@ class LocalMover:
 
     def _build_repository(self, work_dir: WorkDir, restore_workers: int) -> Repository:
         storage = parse_storage(self.options, self.environment)
-        access = storage.access(work_dir)
-        self.redactor.add(self.options.password, *access.secrets(self.environment))
-        secrets = {
-            **self.limits.go_settings(self.environment, restore_workers=restore_workers),
-            **access.environment,
-            "KOPIA_PASSWORD": self.options.password,
-        }
-        kopia = Kopia(kopia_environment(self.environment, work_dir, secrets), self.redactor)
-        address = RepositoryAddress(f"repository {storage.description}", storage, access)
+        settings = self.limits.go_settings(self.environment, restore_workers=restore_workers)
+        environment = {**self.environment, **settings}
+        kopia = build_kopia(storage, work_dir, environment, self.options.password, self.redactor)
+        address = RepositoryAddress(f"repository {storage.description}", storage)
         return Repository(kopia, address, work_dir, waits=Waits(self.clock, read_stall_limits(self.environment)))
 
 

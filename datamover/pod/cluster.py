@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
@@ -40,16 +40,16 @@ from core.redact import Redactor
 from datamover.data_path.parents import BlockChanges
 from datamover.kopia.client_config import CacheLimit, parse_cache_limit
 from datamover.kopia.location_files import LocationFiles
-from datamover.kopia.process import Kopia, kopia_environment
-from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress
-from datamover.kopia.stalls import Watchdog, read_stall_limits
-from datamover.kopia.storage_calls import WaitLog, WaitReporter, Waits
+from datamover.kopia.process import Kopia
+from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress, build_kopia
+from datamover.kopia.stalls import read_stall_limits
+from datamover.kopia.storage_calls import WaitReporter, Waits
 from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir, open_work_dir
 from datamover.storage.location import LocationSecrets, build_storage
-from datamover.storage.providers import CredentialsText, FileStorage, KopiaAccess, Storage
+from datamover.storage.providers import CredentialsText, FileStorage, Storage
 
 _T = TypeVar("_T")
 
@@ -242,10 +242,8 @@ _ANSWER_SECONDS: Final = 300
 """How long a storage may take to say what has changed: less than a data path may take without progress."""
 
 
-def build_changes(
-    context: PodContext, tracked: TrackedSnapshot | None, requested_at: datetime | None
-) -> BlockChanges | None:
-    """Return how the storage knows the device of a backup by block, which was created then; None: it does not.
+def build_changes(context: PodContext, tracked: TrackedSnapshot | None) -> BlockChanges | None:
+    """Return how the storage knows the device of a backup by block; None: it does not.
 
     The token is read at the last moment, since the kubelet renews it; without one, the storage refuses to answer.
     """
@@ -264,7 +262,7 @@ def build_changes(
             "timeout_seconds": _ANSWER_SECONDS,
         }
 
-    return BlockChanges(tracked.change_id, tracked.volume_id, query, requested_at)
+    return BlockChanges(tracked.change_id, tracked.volume_id, query)
 
 
 async def _build_storage(context: PodContext, location: BackupStorageLocation, volume_namespace: str) -> Storage:
@@ -316,17 +314,13 @@ class RepositoryAccess:
         `name` is for messages; None: it has the namespace. It must have `unique_id`; None: any.
         """
         storage = await _build_storage(self.context, location, volume_namespace)
-        storage, kopia, access = await self._give_access(storage, await self.context.reader.password())
+        storage, kopia = await self._give_access(storage, await self.context.reader.password())
         # Nothing else can limit what kopia writes to a file system.
         throttle = self.throttle if isinstance(storage, FileStorage) else None
         described = f"{name or f'repository of namespace {volume_namespace}'} ({storage.description})"
-        address = RepositoryAddress(described, storage, access, throttle, unique_id)
+        address = RepositoryAddress(described, storage, throttle, unique_id)
         limit = (cache or CacheLimit()).at_most(self.work_dir.cache_limit_mib)
         return Repository(kopia, address, self.work_dir, cache=limit, waits=self.waits)
-
-    def watch(self, repository: Repository) -> Watchdog:
-        """Return what inspects, reports and ends a kopia that stalls."""
-        return Watchdog(self.waits.clock, self.waits.reporter.warn, repository.probe, self.waits.limits)
 
     async def check_storage(self, storage: Storage) -> None:
         """Return if the storage answers and accepts the credentials; nothing is written to it.
@@ -340,8 +334,8 @@ class RepositoryAccess:
             # kopia would write a file of its own to it.
             await ask_directory(storage.check_root)
             return
-        storage, kopia, access = await self._give_access(storage, _NO_PASSWORD)
-        address = RepositoryAddress(storage.description, storage, access)
+        storage, kopia = await self._give_access(storage, _NO_PASSWORD)
+        address = RepositoryAddress(storage.description, storage)
         repository = Repository(kopia, address, self.work_dir, waits=self.waits)
         with suppress(NotInitializedError):
             await repository.connect(read_only=True)
@@ -357,21 +351,18 @@ class RepositoryAccess:
         if isinstance(storage, FileStorage):
             await ask_directory(storage.check_root)
             return await ask_directory(storage.list_folders)
-        storage, kopia, _ = await self._give_access(storage, _NO_PASSWORD)
+        storage, kopia = await self._give_access(storage, _NO_PASSWORD)
         if (config := storage.config()) is None:
             return None
         files = LocationFiles(kopia, self.work_dir, f"list {storage.description}")
         await files.prepare(config)
         return await files.list_folders()
 
-    async def _give_access(self, storage: Storage, password: str) -> tuple[Storage, Kopia, KopiaAccess]:
+    async def _give_access(self, storage: Storage, password: str) -> tuple[Storage, Kopia]:
         """Return the storage with all credentials, and kopia with access to it; secrets are redacted from now on."""
-        inherited, redactor = self.context.environment, self.context.redactor
-        storage = await storage.with_fetched_credentials(self.context.clock, redactor)
-        access = storage.access(self.work_dir)
-        redactor.add(password, *access.secrets(inherited))
-        own = {**access.environment, "KOPIA_PASSWORD": password}
-        return storage, Kopia(kopia_environment(inherited, self.work_dir, own), redactor), access
+        context = self.context
+        storage = await storage.with_fetched_credentials(context.clock, context.redactor)
+        return storage, build_kopia(storage, self.work_dir, context.environment, password, context.redactor)
 
 
 async def ask_directory(ask: Callable[[], _T]) -> _T:
@@ -399,5 +390,5 @@ def open_access(context: PodContext, reporter: WaitReporter | None = None) -> It
     with open_work_dir(context.environment) as work_dir:
         settings = context.limits.maintenance_settings(context.environment)
         environment = {**context.environment, **settings, "TMPDIR": str(work_dir.path)}
-        waits = Waits(context.clock, read_stall_limits(environment), reporter or WaitLog())
+        waits = Waits(context.clock, read_stall_limits(environment), reporter or WaitReporter())
         yield RepositoryAccess(replace(context, environment=environment), work_dir, waits)

@@ -213,16 +213,10 @@ class FileSender:
             async for one in files.walk(entry):
                 await self._send_member(files, one, writer)
         else:
-            await self._send_stored_directory(files, entry, writer)
+            pipe = files.repository.work_dir.path / "tar"
+            await self._forward(files.copy_tar(entry, pipe), *open_fifo(pipe), writer)
             return
         await self._write(writer, _END_OF_TAR)
-
-    async def _send_stored_directory(
-        self, files: _StoredFiles, entry: StoredEntry, writer: asyncio.StreamWriter
-    ) -> None:
-        pipe = files.repository.work_dir.path / "tar"
-        ours, kopias = open_fifo(pipe)
-        await self._forward(files.copy_tar(entry, pipe), ours, kopias, writer)
 
     async def _send_member(self, files: _Files, entry: StoredEntry, writer: asyncio.StreamWriter) -> None:
         """Send what is not a directory, or the header of one."""

@@ -91,7 +91,7 @@ async def maintain(spec: MaintainRepository, context: PodContext) -> Termination
     reporter = Reporter(recorder, ObjectRef.of(wanted), context.clock)
     with open_access(context, reporter) as access:
         repository = await access.resolve(location, wanted)
-        maintenance = Maintenance(repository, access.watch(repository))
+        maintenance = Maintenance(repository)
         result = await _Run(spec, access.context, wanted, repository, maintenance, longest).run()
         if spec.report_snapshots:
             snapshots = SnapshotReporter(access.context, repository, wanted.spec.volume_namespace)

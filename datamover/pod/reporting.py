@@ -20,6 +20,7 @@ from core.kube.errors import KubeError
 from core.kube.events import EventRecorder, ObjectRef
 from core.redact import Redactor
 from datamover.kopia.progress import Meter
+from datamover.kopia.storage_calls import WaitReporter
 from datamover.runtime.cancellation import run_beside
 
 _logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Termination:
     exit_code: int = 0
 
 
-class Reporter:
+class Reporter(WaitReporter):
     """Records the Events of one transfer, whose data path starts now in its `attempt`."""
 
     def __init__(self, recorder: EventRecorder, about: ObjectRef, clock: Clock, *, attempt: int = 1) -> None:

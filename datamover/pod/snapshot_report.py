@@ -110,15 +110,16 @@ async def read_backup_snapshots(client: KubeClient, namespace: str, key: Reposit
     """Return the IDs of the snapshots in a repository that completed backups of `namespace` refer to.
 
     Snapshots of a Backup that is being deleted do not count: a Velero server deletes them before its transfers.
-    Source: Velero v1.18, pkg/controller/backup_deletion_controller.go. It raises what `read_named_snapshots` does.
+    Source: Velero v1.18, pkg/controller/backup_deletion_controller.go. A malformed transfer hides no other one. Raises
+    KubeError if they cannot be listed.
     """
-    found = {
-        snapshot: raw
-        async for kind, raw, snapshot in _list_named(client, namespace)
-        if kind.verb is MoverVerb.BACKUP and _is_complete_in(kind, raw, key)
-    }
+    found: dict[str, set[str]] = {}
+    for kind in (one for one in TRANSFER_KINDS.values() if one.verb is MoverVerb.BACKUP):
+        async for page in client.pages(Selection(kind.resource, namespace)):
+            named = ((_completed_snapshot(kind, raw, key), raw) for raw in page.items)
+            found |= {snapshot: _backups_of(raw) for snapshot, raw in named if snapshot}
     deleting = await _list_deleting(client, namespace)
-    return {snapshot for snapshot, raw in found.items() if not deleting.intersection(_backups_of(raw))}
+    return {snapshot for snapshot, backups in found.items() if not deleting & backups}
 
 
 async def _list_deleting(client: KubeClient, namespace: str) -> set[str]:
@@ -140,14 +141,15 @@ def _backups_of(raw: UncheckedObject) -> set[str]:
     return owners | {name for name in [(meta.get("labels") or {}).get(VELERO_BACKUP_LABEL)] if name}
 
 
-def _is_complete_in(kind: MoverKind, raw: UncheckedObject, key: RepositoryKey) -> bool:
+def _completed_snapshot(kind: MoverKind, raw: UncheckedObject, key: RepositoryKey) -> str | None:
+    """Return the snapshot of a completed backup in that repository; None: it is none."""
     try:
         cr = kind.model.parse(raw)
     except ContractError as e:
         _logger.warning("its snapshot is not verified: %s", e)
-        return False
+        return None
     place = RepositoryKey(cr.repository_namespace, cr.spec.backup_storage_location)
-    return cr.phase is Phase.COMPLETED and place == key and not cr.deleting
+    return cr.status.snapshot_id if cr.phase is Phase.COMPLETED and place == key and not cr.deleting else None
 
 
 async def _list_named(client: KubeClient, namespace: str) -> AsyncIterator[tuple[MoverKind, UncheckedObject, str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from core.contract import VolumeMode
-from core.errors import AgentError, ContractError, DataPathError, StorageOutageError
+from core.errors import AgentError, DataPathError, StorageOutageError
 from core.models.job_output import JobOutput
 from core.models.storage import RepositoryKey
 from core.models.verification import (
@@ -32,7 +32,6 @@ from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.repository import Repository
 from datamover.kopia.restore_process import open_once
 from datamover.kopia.snapshots import Snapshot, SnapshotMissingError, read_snapshot
-from datamover.kopia.stalls import Watchdog
 from datamover.kopia.verification import (
     DamagedSnapshotError,
     count_contents,
@@ -63,7 +62,7 @@ async def verify_snapshots(spec: VerifySnapshots, context: PodContext) -> Termin
     with open_access(context) as access:
         repository = await access.resolve(location, wanted)
         key = RepositoryKey(wanted.spec.volume_namespace, location.name)
-        verifier = _Verifier(spec, access.context, repository, access.watch(repository), key)
+        verifier = _Verifier(spec, access.context, repository, key)
         found = await (verifier.run_shares() if spec.shares else verifier.run(spec.snapshots, named=True))
     return build_success(verifier.output.seal(SnapshotVerification(snapshots=len(found))))
 
@@ -75,7 +74,6 @@ class _Verifier:
     spec: VerifySnapshots
     context: PodContext
     repository: Repository
-    watchdog: Watchdog
     key: RepositoryKey
     output: JobOutput = field(default_factory=JobOutput)
 
@@ -115,18 +113,18 @@ class _Verifier:
             raise DamagedSnapshotError(f"snapshot {snapshot_id}: {snapshot.fault}")
         if spec.volume_path is not None:
             return await self._compare(snapshot, Path(spec.volume_path))
-        return await verify_snapshot(repository, self.watchdog, snapshot, spec.percent)
+        return await verify_snapshot(repository, snapshot, spec.percent)
 
     async def _compare(self, snapshot: Snapshot, volume: Path) -> VerifiedSnapshot:
-        repository, watchdog = self.repository, self.watchdog
+        repository = self.repository
         try:
             mode = self.spec.volume_mode or VolumeMode.FILESYSTEM
             async with open_once(repository.kopia, VolumeAccess()):
-                flags = repository.restore_flags(self.context.limits.restore_packs)
-                return await compare_volume(repository, watchdog, snapshot, volume, mode, flags)
+                packs = self.context.limits.restore_packs
+                return await compare_volume(repository, snapshot, volume, mode, packs=packs)
         except DataPathError as e:
             # kopia ends at the first file that it cannot read, and does not name it.
-            if is_damage(e) and (found := await verify_snapshot(repository, watchdog, snapshot, WHOLE_PERCENT)).faults:
+            if is_damage(e) and (found := await verify_snapshot(repository, snapshot, WHOLE_PERCENT)).faults:
                 return found
             raise
 
@@ -149,10 +147,12 @@ class _Verifier:
         expected = await self._read_expected()
         listed: set[str] = set()
         try:
-            listed = await self._list()
+            if not (listed := await self._list()):
+                await self.repository.check_listing()
             sound = await self._read_shares()
         except AgentError as e:
-            if not is_damage(e):
+            # Without any snapshot, nothing would be found damaged in a repository that is gone.
+            if not is_damage(e) or not (expected or listed):
                 raise
             _logger.warning("the repository is damaged: %s", self.context.redactor.redact(str(e)))
             sound = False
@@ -165,14 +165,14 @@ class _Verifier:
         clock = self.context.clock
         began = clock.monotonic()
         # In each run: a content whose index was lost since the first one is in no share any more.
-        if not await has_sound_directories(self.repository, self.watchdog):
+        if not await has_sound_directories(self.repository):
             return False
         for count, share in enumerate(self.spec.shares):
             if count >= (self.spec.least or 1) and clock.monotonic() - began >= _ENOUGH_SECONDS:
                 break
             _logger.info("share %d of %d", share + 1, SHARES)
             try:
-                contents = await count_contents(self.repository, self.watchdog, share)
+                contents = await count_contents(self.repository, share)
             except AgentError as e:
                 if count == 0 or is_damage(e):
                     raise
@@ -194,11 +194,7 @@ class _Verifier:
 
     async def _read_expected(self) -> set[str]:
         """Return the snapshots that completed backups refer to."""
-        try:
-            return await read_backup_snapshots(self.context.patient_client, self.context.namespace, self.key)
-        except ContractError as e:
-            _logger.warning("a snapshot that is missing would not be noticed: %s", e)
-            return set()
+        return await read_backup_snapshots(self.context.patient_client, self.context.namespace, self.key)
 
     async def _list(self) -> set[str]:
         """Return the IDs of the complete snapshots in the repository."""

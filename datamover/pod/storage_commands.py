@@ -31,8 +31,8 @@ from datamover.data_path.run import DataPath
 from datamover.kopia.maintenance import Maintenance, parse_full_interval
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import NotInitializedError, Repository
-from datamover.kopia.stalls import StallLimits, Watchdog, read_stall_limits
-from datamover.kopia.storage_calls import WaitLog, Waits
+from datamover.kopia.stalls import StallLimits
+from datamover.kopia.storage_calls import Waits
 from datamover.pod.cluster import PodContext, RepositoryAccess, open_access, resolve_storage
 from datamover.pod.file_stream import FileSender, list_files, open_snapshot
 from datamover.pod.maintenance import build_maintenance_failure, maintain
@@ -79,7 +79,7 @@ async def _initialize(spec: InitRepository, context: PodContext) -> Termination:
         else:
             unique_id = await repository.ensure(spec.block_hash)
         if repository.created:
-            await _set_full_interval(wanted, Maintenance(repository, access.watch(repository)))
+            await _set_full_interval(wanted, Maintenance(repository))
     return build_success(InitResult(unique_id=unique_id, created=repository.created).to_json())
 
 
@@ -123,8 +123,7 @@ async def _plan_restore(spec: PlanRestore, context: PodContext) -> Termination:
     async with open_snapshot(spec, context) as (repository, snapshot):
         if snapshot.fault:
             raise DataPathError(f"cannot restore snapshot {spec.snapshot}: {snapshot.fault}")
-        watchdog = Watchdog(context.clock, WaitLog().warn, repository.probe, read_stall_limits(context.environment))
-        data_path = DataPath(Meter(context.clock, Direction.RESTORE), watchdog)
+        data_path = DataPath(Meter(context.clock, Direction.RESTORE), repository.watchdog)
         planner = RestorePlanner(repository, snapshot, Path(spec.volume_path), rule, data_path)
         output.write(PLAN_LINE, await planner.plan())
     return build_success(output.seal(EndedPlan(entries=planner.entries)))

@@ -203,7 +203,7 @@ class PodTransfer:
         throttle = BandwidthLimits.from_annotations(cr.metadata.annotations)
         access = RepositoryAccess(context.with_go_settings(workers), work_dir, waits, throttle)
         repository = await self._resolve_repository(cr, access, reporter, backup=isinstance(plan, BackupPlan))
-        data_path = DataPath(meter, access.watch(repository))
+        data_path = DataPath(meter, repository.watchdog)
         result: BackupResult | RestoreResult
         self._check_mounted()
         match plan:
@@ -286,7 +286,7 @@ class PodTransfer:
             mover=self._options.mover,
             requested_at=cr.metadata.creation_timestamp,
             by_block=plan.by_block,
-            changes=build_changes(context, self._options.tracked, cr.metadata.creation_timestamp),
+            changes=build_changes(context, self._options.tracked),
             exclude=self._options.exclude,
             stop=self._stop,
             attempt=attempt,

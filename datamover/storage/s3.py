@@ -336,49 +336,24 @@ class S3Storage(BucketStorage):
         return not isinstance(self.keys, AwsKeys | AwsAssumedRole)
 
     def access(self, work_dir: WorkDir) -> KopiaAccess:
-        """Return kopia's arguments, and the keys if this storage has its own.
-
-        The keys are empty arguments: so kopia reads its environment on each call, then the instance's identity, and
-        writes none to its configuration. To assume a role with keys, it must have both there: it has no flags for the
-        role.
-        """
-        if isinstance(self.keys, AwsAssumedRole):
-            return self._access_by_token(self.keys, work_dir)
-        endpoint, tls = self._address
-        arguments = [
-            "s3",
-            f"--bucket={self.bucket}",
-            f"--prefix={self.prefix}",
-            f"--endpoint={endpoint}",
-            f"--region={self.region}",
-            "--access-key=",
-            "--secret-access-key=",
-            "--session-token=",
-        ]
-        if not tls:
-            arguments.append("--disable-tls")
-        elif not self.verify_tls:
-            arguments.append("--disable-tls-verification")
-        elif self.ca_pem:
-            arguments.append(f"--root-ca-pem-path={work_dir.write('ca.pem', self.ca_pem)}")
-        if self.in_past:
-            arguments.append(f"--point-in-time={_PAST}")
-        return KopiaAccess(arguments, self.keys.variables if self.keys else {})
-
-    def _access_by_token(self, role: AwsAssumedRole, work_dir: WorkDir) -> KopiaAccess:
-        """Return arguments that name a file with the configuration of this storage.
+        """Return arguments that name a file with the configuration of this storage, and the keys if it has its own.
 
         Source: kopia 0.23.1, cli/command_repository_connect_from_config.go, repo/token.go.
         """
         token = urlsafe_b64encode(json.dumps({"version": "1", "storage": self.config()}).encode()).rstrip(b"=")
         file = work_dir.write(f"s3-{sha256(token).hexdigest()[:16]}.token", token)
-        # An authority in the configuration would be the only one, also for AWS's token service.
-        variables = {**role.variables, **trust_variables(work_dir, self.ca_pem)}
-        secrets = tuple(filter(None, (role.keys.secret_key, role.keys.session_token)))
-        return KopiaAccess(["from-config", f"--token-file={file}"], variables, secrets)
+        variables, secrets = self.keys.variables if self.keys else {}, ("", "")
+        if isinstance(self.keys, AwsAssumedRole):
+            # An authority in the configuration would be the only one, also for AWS's token service.
+            variables |= trust_variables(work_dir, self.ca_pem)
+            secrets = (self.keys.keys.secret_key, self.keys.keys.session_token)
+        return KopiaAccess(["from-config", f"--token-file={file}"], variables, tuple(filter(None, secrets)))
 
     def config(self) -> JsonDict:
-        """Return the bucket and its endpoint, without keys except a role's, consistent with `access`."""
+        """Return the bucket and its endpoint, without keys except a role's, for which kopia has no flags.
+
+        With empty keys, kopia reads its environment on each call, then the instance's identity.
+        """
         endpoint, tls = self._address
         role = self.keys.config if isinstance(self.keys, AwsAssumedRole) else {}
         config: JsonDict = {

@@ -45,12 +45,8 @@ class Loopback:
     secret: str = field(repr=False)
 
 
-@dataclass(frozen=True)
-class LoopbackAnswer:
-    """The body of an answer, and its status."""
-
-    content: bytes = field(repr=False)
-    status: HTTPStatus = HTTPStatus.OK
+LoopbackAnswer = tuple[HTTPStatus, bytes]
+"""The status of an answer, and its body."""
 
 
 @asynccontextmanager
@@ -91,9 +87,9 @@ async def _serve(
         async with asyncio.timeout(_REQUEST_SECONDS):
             head = RequestHead.parse((await reader.readuntil(_END)).removesuffix(_END))
             await reader.readexactly(min(head.body_bytes or 0, _MOST_BODY_BYTES))
-        found = await answer() if is_allowed(head) else LoopbackAnswer(b"", HTTPStatus.FORBIDDEN)
-        lines = [f"HTTP/1.1 {found.status} {found.status.phrase}", f"Content-Length: {len(found.content)}"]
-        writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode() + found.content)
+        status, content = await answer() if is_allowed(head) else (HTTPStatus.FORBIDDEN, b"")
+        lines = [f"HTTP/1.1 {status} {status.phrase}", f"Content-Length: {len(content)}"]
+        writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode() + content)
         await writer.drain()
     except (OSError, EOFError, TimeoutError, BadRequestError, asyncio.LimitOverrunError) as e:
         _logger.debug("request for credentials ended: %s", e)
@@ -154,12 +150,11 @@ async def _replace_for_s3(
         from datamover.storage.token_requests import encode_refusal, request_grant  # noqa: PLC0415
 
         try:
-            grant = await request_grant(request, clock, within=_WITHIN, name="aws-keys")
+            return HTTPStatus.OK, await request_grant(request, clock, within=_WITHIN, name="aws-keys")
         except RepositoryError as e:
             passing = isinstance(e, StorageOutageError)
             status = HTTPStatus.SERVICE_UNAVAILABLE if passing else HTTPStatus.FORBIDDEN
-            return LoopbackAnswer(encode_refusal(redactor.redact(str(e))), status)
-        return LoopbackAnswer(grant)
+            return status, encode_refusal(redactor.redact(str(e)))
 
     loopback = await stack.enter_async_context(serve_on_loopback(_AWS_HEADER, answer))
     redactor.add(loopback.secret)
@@ -213,10 +208,10 @@ async def _replace_for_google(
 def _read_subject_token(file: Path) -> LoopbackAnswer:
     """Return the content of a file as kopia's library reads it."""
     try:
-        return LoopbackAnswer(file.read_bytes().strip())
+        return HTTPStatus.OK, file.read_bytes().strip()
     except OSError as e:
         text = f"credential_source.file: cannot read {file}: {e.strerror}"
-        return LoopbackAnswer(text.encode(), HTTPStatus.INTERNAL_SERVER_ERROR)
+        return HTTPStatus.INTERNAL_SERVER_ERROR, text.encode()
 
 
 async def _replace_for_azure(

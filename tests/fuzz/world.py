@@ -33,7 +33,7 @@ from core.kube.resources import (
 from core.kube.transport import Retry
 from core.models.names import COPIES_ANNOTATION, COPY_LABEL, OUTCOME_ANNOTATION, OWNER_UID_LABEL, REPO_NAME_LABEL
 from datamover.kinds import TRANSFER_KINDS
-from datamover.kopia.storage_calls import WaitLog
+from datamover.kopia.storage_calls import WaitReporter
 from datamover.pod.cluster import ClusterReader
 from datamover.pod.follower import TransferFollower, WatchedTransfer
 from datamover.runtime.cancellation import Canceler
@@ -279,7 +279,7 @@ class World:
         with suppress(AgentError):
             await reader.location_secrets(await reader.location("default"))
         with suppress(AgentError):
-            await reader.ensure_repository("app", "default", deadline=deadline, reporter=WaitLog())
+            await reader.ensure_repository("app", "default", deadline=deadline, reporter=WaitReporter())
         with suppress(AgentError):
             await reader.password()
         watched = WatchedTransfer(TRANSFER_KINDS["data-upload"], NAMESPACE, "moving")

@@ -194,3 +194,13 @@ async def test_a_socks_proxy_connects_to_a_name_that_it_resolves(
     assert asked[0] == (b"\x05\x01\x02" if user else b"\x05\x01\x00")
     assert asked[1:-1] == ([b"\x01\x02me\x04pass"] if method == 2 else [])
     assert asked[-1] == b"\x05\x01\x00\x03\x0es3.example.com\x01\xbb"
+
+
+async def test_a_name_that_is_too_long_for_a_socks_proxy_is_not_found() -> None:
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes([5, 0]))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        proxy = NextProxy("socks5h", Address("127.0.0.1", server.sockets[0].getsockname()[1]))
+        with pytest.raises(DialError, match=r"lookup: no such host$"):
+            await dial(Address("s" * 256, 443), proxy, tunnel=True).__aenter__()

@@ -23,7 +23,7 @@ from datamover.data_path.one_open_runs import open_run
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import Snapshot, list_source
+from datamover.kopia.snapshots import Snapshot, list_source, parse_snapshot
 from datamover.kopia.stalls import StallLimits
 from datamover.local.command import LocalMover
 from datamover.runtime.resources import ResourceLimits
@@ -161,9 +161,7 @@ def _meter(hashed_bytes: int, cached_bytes: int) -> Meter:
 
 async def _back_up(movers: Repository, volume: Path) -> Snapshot:
     await back_up_volume(movers, volume)
-    found = (await list_source(movers.kopia, _TARGET)).latest
-    assert found is not None
-    return found
+    return parse_snapshot((await list_source(movers.kopia, _TARGET))[-1])
 
 
 async def test_changed_and_new_files_count_and_touched_do_not(mover_repository: Repository, tmp_path: Path) -> None:

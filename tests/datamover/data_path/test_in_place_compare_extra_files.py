@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -34,7 +34,8 @@ def _deleting(volume: Path, extra: ExtraFiles) -> Iterator[Callable[[Callable[[]
             opened.delete(name, directory)
             return True
 
-        yield partial(extra.delete, delete, fd, b"", lambda _: False)
+        extra.remove = delete
+        yield partial(extra.delete, fd, b"", lambda _: False)
         opened.empty(_never)
     stage.remove(_never)
 
@@ -51,7 +52,7 @@ def test_a_deep_directory_goes_up_to_what_is_excluded(tmp_path: Path, holds: boo
     (bottom.parent / "beside").mkdir()
     if holds:
         (bottom / "x.tmp").touch()
-    extra = ExtraFiles(_TMP, allowed=True)
+    extra = ExtraFiles(_TMP, allowed=True, remove=Mock())
     with _deleting(tmp_path, extra) as delete:
         delete(_never)
     assert (bottom / "x.tmp").exists() is (tmp_path / "d").exists() is holds
@@ -65,10 +66,20 @@ def test_nothing_goes_once_it_is_to_stop(tmp_path: Path) -> None:
     for number in range(9):
         (tmp_path / f"d/{number}").mkdir(parents=True)
     (tmp_path / "d/8/x.tmp").touch()
-    extra = ExtraFiles(_TMP, allowed=True)
+    extra = ExtraFiles(_TMP, allowed=True, remove=Mock())
     with _deleting(tmp_path, extra) as delete:
         delete(lambda: extra.steps > 3)
     assert (len(list((tmp_path / "d").iterdir())), extra.deleted) == (9, 0)
+
+
+def test_of_many_excluded_files_only_the_directories_are_kept_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "d/e/excluded").mkdir(parents=True)
+    for number in range(99):
+        (tmp_path / f"d/e/{number}.tmp").touch()
+    exclude = Exclusions(patterns=("*.tmp", "excluded/"))
+    with open_root(tmp_path) as fd:
+        holding = ExtraFiles(exclude, allowed=True, remove=Mock()).find_holding(fd, b"above", "d", _never)
+    assert holding == {b"above/d", b"above/d/e", b"above/d/e/excluded"}
 
 
 _STAGE: Final = '{"patterns": ["/.nodeagent-restore-files/"]}'

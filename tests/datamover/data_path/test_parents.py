@@ -1,6 +1,5 @@
 """What a backup takes from the snapshots before it, and what of a device its storage is asked."""
 
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -103,10 +102,10 @@ def test_the_base_is_what_the_parent_was_made_from(parent: dict[str, Any] | None
 
 
 def test_a_parent_that_was_begun_after_the_backup_was_created_is_no_base() -> None:
-    own, parent = replace(_OWN, requested_at=datetime.fromisoformat(_ELEVEN)), _made_from("snap-1", "volume")
-    found = choose_blocks(parent | {"startTime": _TEN}, own)
+    at, parent = datetime.fromisoformat(_ELEVEN), _made_from("snap-1", "volume")
+    found = choose_blocks(parent | {"startTime": _TEN}, _OWN, at)
     assert (found.query, found.cause) == ({"address": "driver:443", "base": "snap-1"}, None)
-    found = choose_blocks(parent | {"startTime": _NOON}, own)
+    found = choose_blocks(parent | {"startTime": _NOON}, _OWN, at)
     assert found.query == {"address": "driver:443", "base": ""}
     assert found.cause == "snapshot a was begun after this backup was created, and may be of a later state"
 

@@ -16,6 +16,7 @@ from core.models.base import JsonDict
 from datamover.data_path import parts as parts_module
 from datamover.data_path.parts import SKIP_EXISTING, SPARSE, Part, PartRestorer, Parts, Placeholders, find_parts
 from datamover.kopia.process import KopiaAnswer, KopiaFiles
+from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.work_dir import WorkDir
 from tests.datamover.support.data_paths import restore_data_path
@@ -37,20 +38,17 @@ _TREE: dict[str, list[JsonDict]] = {
 }
 
 
-class _Reader:
+class _Reader(Repository):
     """Shows directories of `_TREE`, and notes which."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.work_dir = WorkDir(folder, folder)
         self.shown: list[str] = []
 
-    @property
-    def work_dir(self) -> WorkDir:
-        return WorkDir(self._folder, self._folder)
-
-    async def call(self, attempted: str, *arguments: str, output_fd: int) -> KopiaAnswer:
+    async def call(self, attempted: str, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:
         verb, name = arguments
         assert verb == "show"
+        assert output_fd is not None
         self.shown.append(name)
         if name not in _TREE:
             return KopiaAnswer(attempted, 1, b"", ["ERROR no space left on device"])

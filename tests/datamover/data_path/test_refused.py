@@ -12,7 +12,8 @@ from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES
 from core.errors import DataPathError, IncompleteRestoreError, KopiaError
 from core.models.base import JsonDict
 from datamover.data_path.probe import Probe
-from datamover.data_path.refused import Directories, Refused, find_refused
+from datamover.data_path.refused import Directories, Refused, TargetComparison, Unit
+from datamover.data_path.stage import PendingUnits
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.work_dir import WorkDir
 from tests.datamover.support.data_paths import restore_data_path
@@ -57,7 +58,7 @@ def target(tmp_path: Path) -> Path:
 
 async def _find(kopia: StoredDirectories, target: Path, *, probe: Probe = _SOUND, repair: bool = False) -> Refused:
     snapshot = Snapshot("id", "s", "", "kroot", 3, 4, root_entry=_directory("", 4))
-    return await find_refused(kopia, snapshot, target, probe=probe, repair=repair, data_path=restore_data_path())
+    return await TargetComparison(kopia, snapshot, target, probe, restore_data_path(), repair=repair).run()
 
 
 @pytest.mark.parametrize("names", [True, False], ids=["names are kept", "names are not kept"])
@@ -176,6 +177,8 @@ async def test_what_is_no_fault_of_the_target_is_an_error(
         await _find(kopia, target)
     with Path("/dev/full").open("r+b", buffering=0) as full, pytest.raises(DataPathError, match="No space left"):
         Directories(full).add(b"d", _directory("d", 1))
+    with Path("/dev/full").open("r+b", buffering=0) as full, pytest.raises(DataPathError, match="No space left"):
+        PendingUnits(full).add(Unit(b"d", _directory("d", 1)))
 
 
 def test_names_of_any_length_leave_room_in_a_message() -> None:

@@ -15,12 +15,12 @@ from core.errors import DataPathError
 from core.models.base import JsonDict
 from core.models.transfer_settings import InPlace
 from datamover.data_path.finished import Fingerprints
+from datamover.data_path.refused import Unit
 from datamover.data_path.stage import (
     OpenStage,
     PendingUnits,
     Stage,
     Step,
-    Unit,
     decide_file,
     decide_link,
     decide_same_link,

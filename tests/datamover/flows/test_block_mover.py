@@ -29,7 +29,7 @@ from datamover.kopia.verification import verify_snapshot
 from datamover.runtime.resources import ResourceLimits
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.confining import use_means
-from tests.datamover.support.data_paths import back_up_volume, backup_data_path, restore_data_path, restore_volume
+from tests.datamover.support.data_paths import back_up_volume, backup_data_path, restore_volume
 from tests.datamover.support.loopdevice import attached, make_ext4, mounted_image
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.repositories import opened, s3_storage
@@ -126,14 +126,14 @@ async def test_a_restore_tells_which_file_system_the_device_has(bed: _Bed) -> No
 
 
 async def test_a_restored_device_is_compared_to_its_last_byte(bed: _Bed) -> None:
-    backup, watchdog = await bed.back_up(), restore_data_path().watchdog
+    backup = await bed.back_up()
     snapshot = await bed.others.open(partial(read_snapshot, bed.others, backup.snapshot_id), read_only=True)
-    same = await compare_volume(bed.others, watchdog, snapshot, bed.device, VolumeMode.BLOCK)
+    same = await compare_volume(bed.others, snapshot, bed.device, VolumeMode.BLOCK)
     assert (same.outcome, same.bytes, same.faults) == ("passed", _BYTES, [])
     with bed.device.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"1")
-    changed = await compare_volume(bed.others, watchdog, snapshot, bed.device, VolumeMode.BLOCK)
+    changed = await compare_volume(bed.others, snapshot, bed.device, VolumeMode.BLOCK)
     assert (changed.outcome, changed.fault_count) == ("failed", 1)
 
 
@@ -149,7 +149,7 @@ async def test_a_verification_reads_and_decrypts_every_block(bed: _Bed, reposito
         # Another client, so that no cache has it.
         with opened(FileStorage(repository)) as found:
             snapshot = await found.open(partial(read_snapshot, found, backup.snapshot_id), read_only=True)
-            verified = await verify_snapshot(found, restore_data_path().watchdog, snapshot, 1)
+            verified = await verify_snapshot(found, snapshot, 1)
         if damaged_at is None:
             assert (verified.outcome, verified.percent, verified.bytes) == ("passed", 100.0, 6 * _MIB)
         else:

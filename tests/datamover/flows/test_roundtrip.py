@@ -166,7 +166,7 @@ async def test_attributes_that_the_target_does_not_take_fail_a_restore_that_requ
     backup = await back_up_volume(mover_repository, tree)
     (refused := Refused()).add_unset(b"f", {"owner": "owner 0:0 instead of 1:1"})
     monkeypatch.setattr("datamover.data_path.restore.probe_target", lambda *_: Probe())
-    monkeypatch.setattr("datamover.data_path.restore.find_refused", AsyncMock(return_value=refused))
+    monkeypatch.setattr("datamover.data_path.restore.TargetComparison.run", AsyncMock(return_value=refused))
     with pytest.raises(
         UnsetAttributesError, match=r"all data is restored, but the target did not take the owner of 1 "
     ):

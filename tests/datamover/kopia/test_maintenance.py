@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from core.clock import SystemClock
 from core.contract import MaintenanceMode
 from core.errors import ContractError
 from datamover.kopia.causes import find_maintenance_cause
@@ -25,8 +24,6 @@ from datamover.kopia.maintenance import (
     parse_full_interval,
 )
 from datamover.kopia.repository import Repository
-from datamover.kopia.stalls import Watchdog
-from datamover.kopia.storage_calls import WaitLog
 from tests.datamover.support.plainkopia import PlainKopia
 
 _RECORDED = Path(__file__).parents[2] / "recordings/kopia-0.23.1"
@@ -221,7 +218,7 @@ def test_the_cause_of_a_failure_is_one_line(lines: list[str], cause: str | None)
 @pytest.fixture
 async def maintenance(mover_repository: Repository) -> Maintenance:
     await mover_repository.connect()
-    return Maintenance(mover_repository, Watchdog(SystemClock(), WaitLog().warn, mover_repository.probe))
+    return Maintenance(mover_repository)
 
 
 @pytest.mark.processes

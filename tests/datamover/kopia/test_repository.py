@@ -173,7 +173,7 @@ async def test_kopia_uses_the_configured_cache(repository: Path, tmp_path: Path)
     storage = FileStorage(repository)
     with open_work_dir(os.environ, cache_volume=str(tmp_path / "volume")) as folder:
         environment = kopia_environment(os.environ, folder, {"KOPIA_PASSWORD": PASSWORD})
-        address = RepositoryAddress(_NAME, storage, storage.access(folder))
+        address = RepositoryAddress(_NAME, storage)
         await Repository(Kopia(environment, Redactor()), address, folder, cache=CacheLimit(100)).connect()
         caching = json.loads(folder.config_file.read_text())["caching"]
     assert caching.items() >= CacheLimit(100).config.items()

@@ -15,7 +15,7 @@ from datamover.kopia.creation import CHECKED, OTHER_REPOSITORY
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.kopia.repository import Repository, RepositoryAddress
 from datamover.kopia.stalls import StallLimits
-from datamover.kopia.storage_calls import RequestTime, Waits, parse_request_seconds
+from datamover.kopia.storage_calls import RequestTime, WaitReporter, Waits, parse_request_seconds
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.s3 import AwsKeys, S3Storage
 from tests.support.clock import LoopClock
@@ -52,15 +52,20 @@ class _KilledKopia(_ScriptedKopia):
         return KopiaAnswer(attempted, -9, b"", out_of_memory=True)
 
 
-class _Reports:
+class _Reports(WaitReporter):
     """Notes each report and its kind."""
 
     def __init__(self) -> None:
         self.all: list[tuple[str, str]] = []
-        self.waiting, self.ready, self.warn = (partial(self._note, kind) for kind in ("waiting", "ready", "warning"))
 
-    async def _note(self, kind: str, message: str) -> None:
-        self.all.append((kind, message))
+    async def waiting(self, message: str) -> None:
+        self.all.append(("waiting", message))
+
+    async def ready(self, message: str) -> None:
+        self.all.append(("ready", message))
+
+    async def warn(self, message: str) -> None:
+        self.all.append(("warning", message))
 
 
 @pytest.fixture
@@ -71,9 +76,7 @@ def reports() -> _Reports:
 def _open(kopia: Kopia, folder: Path, reports: _Reports, timeout: timedelta = timedelta(minutes=10)) -> Repository:
     storage, work_dir = S3Storage("b", "r/", keys=AwsKeys("key", "secret")), WorkDir(folder, folder / "kopia-cache")
     waits = Waits(LoopClock(), StallLimits(timeout), reports)
-    return Repository(
-        kopia, RepositoryAddress("repository r", storage, storage.access(work_dir)), work_dir, waits=waits
-    )
+    return Repository(kopia, RepositoryAddress("repository r", storage), work_dir, waits=waits)
 
 
 async def _list(kopia: Kopia, folder: Path, reports: _Reports, timeout: timedelta = timedelta(minutes=10)) -> bool:
@@ -141,7 +144,7 @@ async def test_a_failed_upload_of_a_new_repository_is_repeated(tmp_path: Path, r
     assert await _open(kopia, tmp_path, reports).ensure() == "0a"
     connect, status = "repository connect", "repository status"
     assert kopia.verbs[2:4] == ["repository create filesystem", "repository create"]
-    assert kopia.verbs[4:] == [*["repository sync-to s3"] * 3, connect, status, "maintenance set"]
+    assert kopia.verbs[4:] == [*["repository sync-to from-config"] * 3, connect, status, "maintenance set"]
 
 
 def _write_repository(folder: Path) -> None:

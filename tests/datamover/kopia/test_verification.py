@@ -12,7 +12,6 @@ from core.models.verification import VerifiedSnapshot
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
-from datamover.kopia.stalls import Watchdog
 from datamover.kopia.verification import verify_snapshot
 
 _READ = "error reading object 1: unable to get content data: "
@@ -27,7 +26,7 @@ async def _verify(*errors: str) -> VerifiedSnapshot:
 
     repository = SimpleNamespace(description="repository", run=run, call_guarded=run)
     snapshot = Snapshot("s1", "/data", "", "k1", 0, 200)
-    return await verify_snapshot(cast("Repository", repository), cast("Watchdog", None), snapshot, 100.0)
+    return await verify_snapshot(cast("Repository", repository), snapshot, 100.0)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ async def test_an_api_server_that_is_unavailable_for_minutes_is_awaited_and_repo
 async def test_a_storage_is_asked_with_the_token_that_the_pod_has_then(tmp_path: Path) -> None:
     context = replace(_context(FakeKube()), token=tmp_path / "token")
     service = SnapshotMetadata(address="csi:6443", ca_cert=base64.b64encode(b"PEM").decode())
-    changes = build_changes(context, TrackedSnapshot("handle", "volume", "b1", service), None)
+    changes = build_changes(context, TrackedSnapshot("handle", "volume", "b1", service))
     assert changes is not None
     assert changes.query is not None
     assert changes.query()["token"] == ""

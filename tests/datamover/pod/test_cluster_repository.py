@@ -12,7 +12,7 @@ from core.clock import Deadline
 from core.errors import RepositoryError
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.storage import BackupRepository
-from datamover.kopia.storage_calls import WaitLog, Waits
+from datamover.kopia.storage_calls import WaitReporter, Waits
 from datamover.pod.cluster import RepositoryAccess
 from datamover.runtime.work_dir import WorkDir
 from tests.datamover.support.pods import REPOSITORY, MoverPod, repository_manifest
@@ -117,7 +117,7 @@ async def test_a_wait_for_a_repository_ends_with_what_it_is_pending_for(tmp_path
 async def _ensure_repository(pod: MoverPod, within: timedelta = timedelta()) -> BackupRepository:
     """Return the repository of a volume of namespace app-dr, in location default."""
     deadline = Deadline.after(pod.clock, within)
-    return await pod.context.reader.ensure_repository("app-dr", "default", deadline=deadline, reporter=WaitLog())
+    return await pod.context.reader.ensure_repository("app-dr", "default", deadline=deadline, reporter=WaitReporter())
 
 
 def _ready(volume_namespace: str, location: str, **metadata: Any) -> JsonDict:

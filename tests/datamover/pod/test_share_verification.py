@@ -5,11 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import AsyncMock
 
 import pytest
 from msgspec.structs import replace
 
 from core.contract import parse_result
+from core.errors import RepositoryError
 from core.models.verification import (
     SHARE_LINE,
     SHARES,
@@ -20,6 +22,7 @@ from core.models.verification import (
 )
 from core.mover_specs import VerifySnapshots
 from datamover.kopia.references import ListedSnapshot
+from datamover.kopia.repository import Repository
 from datamover.pod import snapshot_verification
 from datamover.pod.snapshot_report import list_stored
 from datamover.pod.storage_commands import run_storage_command
@@ -134,12 +137,33 @@ async def test_a_pack_that_is_missing_is_found_by_each_share(bed: Bed) -> None:
 
 async def test_a_snapshot_that_is_missing_is_found_and_then_a_repository_that_is_gone(bed: Bed) -> None:
     _refer(bed.pod, _MISSING)
+    # It hides no other.
+    _put(bed.pod, "v2alpha1", "DataUpload", "malformed", phase="Completed", snapshotID=5)
     assert {name: one.outcome for name, one in (await bed.run(5)).items()} == {_MISSING: _FAILED}
     assert bed.shares == [5]
     # All backups that refer to it have failed then.
     (bed.pod.repository / "kopia.repository.f").unlink()
     found = await bed.run(5)
     assert {name: one.outcome for name, one in found.items()} == {bed.first: _FAILED, _MISSING: _FAILED}
+
+
+async def test_a_repository_that_is_gone_is_not_right_where_no_known_backup_refers_to_it(bed: Bed) -> None:
+    """As in a cluster that has another one's bucket: Velero creates no DataUploads there."""
+    _put(bed.pod, "v2alpha1", "DataUpload", f"of-{bed.first}", phase="Failed")
+    (bed.pod.repository / "kopia.repository.f").unlink()
+    spec = VerifySnapshots(backup_repository=REPOSITORY, shares=tuple(_ALL), least=1)
+    assert await run_storage_command(spec, bed.pod.context) == RepositoryError.exit_code
+    assert "no repository found" in bed.pod.message
+    assert list(SHARE_LINE.find(bed.capture.readouterr().out)) == []
+
+
+async def test_a_storage_that_lists_nothing_is_not_right(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kopia takes a page that a proxy answers with for an empty list, and an empty repository has no damage."""
+    monkeypatch.setattr(snapshot_verification, "list_stored", AsyncMock(return_value=list))
+    monkeypatch.setattr(Repository, "check_listing", AsyncMock(side_effect=RepositoryError("lists nothing")))
+    spec = VerifySnapshots(backup_repository=REPOSITORY, shares=tuple(_ALL), least=1)
+    assert await run_storage_command(spec, bed.pod.context) == RepositoryError.exit_code
+    assert list(SHARE_LINE.find(bed.capture.readouterr().out)) == []
 
 
 async def test_a_snapshot_that_is_deleted_meanwhile_is_not_damaged(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 import base64
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from datamover.storage.azure import AzureStorage
 from datamover.storage.providers import FileStorage, GcsStorage, Storage
 from datamover.storage.s3 import AwsIdentity, AwsKeys, AwsRole, S3Storage
 from tests.datamover.support.locations import location_storage
+from tests.support.objects import JsonDict
 
 _AWS_FILE = "[default]\naws_access_key_id = KEYID\x20\naws_secret_access_key=TOPSECRET\n"
 
@@ -20,15 +22,24 @@ def folder(tmp_path: Path) -> WorkDir:
     return WorkDir(tmp_path, tmp_path / "cache")
 
 
-def test_s3_location_becomes_arguments_without_any_key(folder: WorkDir) -> None:
-    """What only Velero's plugin knows changes nothing: its repository ignores it too, as kopia has no such flags."""
+def _s3_config(storage: Storage, folder: WorkDir) -> JsonDict:
+    """Return the configuration in the private file that the arguments for kopia name."""
+    command, file = storage.access(folder).arguments
+    token = Path(file.removeprefix("--token-file="))
+    assert (command, token.stat().st_mode & 0o777) == ("from-config", 0o600)
+    decoded: JsonDict = json.loads(base64.urlsafe_b64decode(token.read_bytes() + b"=="))
+    assert decoded["version"] == "1"
+    assert decoded["storage"] == {"type": "s3", "config": decoded["storage"]["config"]}
+    return decoded["storage"]["config"]
+
+
+def test_s3_location_becomes_a_configuration_without_any_key(folder: WorkDir) -> None:
+    """What only Velero's plugin knows changes nothing: its repository ignores it too, as kopia has no such settings."""
     config = {"s3Url": "https://s3.example.com:9000", "region": "minio", "s3ForcePathStyle": "true", "kmsKeyId": "key"}
     storage = location_storage("velero.io/aws", config, _AWS_FILE, prefix="/p/")
     access = storage.access(folder)
-    assert access.arguments == [
-        *("s3", "--bucket=bkt", "--prefix=p/kopia/app/", "--endpoint=s3.example.com:9000", "--region=minio"),
-        *("--access-key=", "--secret-access-key=", "--session-token="),
-    ]
+    place = {"bucket": "bkt", "prefix": "p/kopia/app/", "endpoint": "s3.example.com:9000", "region": "minio"}
+    assert _s3_config(storage, folder) == place | dict.fromkeys(("accessKeyID", "secretAccessKey", "sessionToken"), "")
     assert access.environment == {
         "AWS_ACCESS_KEY_ID": "KEYID",
         "AWS_SECRET_ACCESS_KEY": "TOPSECRET",
@@ -49,27 +60,24 @@ def test_a_prefix_is_normalized_as_by_velero(prefix: str, below: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "flag"),
+    ("config", "setting"),
     [
-        ({"s3Url": "http://h:1"}, "--disable-tls"),
-        ({"s3Url": "https://h:1/"}, "--endpoint=h:1"),
-        ({"s3Url": "https://h:1", "insecureSkipTLSVerify": "true"}, "--disable-tls-verification"),
-        ({"s3Url": "https://h:1", "insecureSkipTLSVerify": "1"}, "--disable-tls-verification"),
-        ({"region": "cn-north-1"}, "--endpoint=s3.cn-north-1.amazonaws.com.cn"),
-        ({}, "--endpoint=s3.amazonaws.com"),
+        ({"s3Url": "http://h:1"}, {"doNotUseTLS": True}),
+        ({"s3Url": "https://h:1/"}, {"endpoint": "h:1"}),
+        ({"s3Url": "https://h:1", "insecureSkipTLSVerify": "true"}, {"doNotVerifyTLS": True}),
+        ({"s3Url": "https://h:1", "insecureSkipTLSVerify": "1"}, {"doNotVerifyTLS": True}),
+        ({"region": "cn-north-1"}, {"endpoint": "s3.cn-north-1.amazonaws.com.cn"}),
+        ({}, {"endpoint": "s3.amazonaws.com"}),
     ],
 )
-def test_s3_config_becomes_a_flag(folder: WorkDir, config: dict[str, str], flag: str) -> None:
-    assert flag in location_storage("velero.io/aws", config).access(folder).arguments
+def test_s3_config_becomes_a_setting_of_kopia(folder: WorkDir, config: dict[str, str], setting: JsonDict) -> None:
+    assert setting.items() <= _s3_config(location_storage("velero.io/aws", config), folder).items()
 
 
-def test_an_authority_is_written_to_a_private_file_and_the_reference_takes_precedence(folder: WorkDir) -> None:
+def test_an_authority_is_in_a_private_file_and_the_reference_takes_precedence(folder: WorkDir) -> None:
     inline = base64.b64encode(b"inline").decode()
     storage = location_storage("velero.io/aws", ca_pem=b"referenced", caCert=inline)
-    (flag,) = [one for one in storage.access(folder).arguments if one.startswith("--root-ca-pem-path=")]
-    file = Path(flag.partition("=")[2])
-    assert file.read_bytes() == b"referenced"
-    assert file.stat().st_mode & 0o777 == 0o600
+    assert base64.b64decode(_s3_config(storage, folder)["rootCA"]) == b"referenced"
 
 
 def test_the_repository_of_an_fs_location_is_below_its_fspath(tmp_path: Path) -> None:

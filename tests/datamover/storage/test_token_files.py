@@ -155,7 +155,7 @@ def test_an_answer_without_keys_is_refused() -> None:
 
 
 async def _answer() -> LoopbackAnswer:
-    return LoopbackAnswer(b"credentials")
+    return HTTPStatus.OK, b"credentials"
 
 
 async def _send(loopback: Loopback, head: bytes) -> bytes:
@@ -190,7 +190,7 @@ async def test_an_answer_that_is_still_awaited_ends_with_the_service() -> None:
     async def never() -> LoopbackAnswer:
         asked.set()
         await asyncio.Event().wait()
-        return LoopbackAnswer(b"", HTTPStatus.OK)
+        return HTTPStatus.OK, b""
 
     async with serve_on_loopback("x-secret", never) as loopback:
         head = f"GET / HTTP/1.1\r\nX-Secret: {loopback.secret}\r\n\r\n"

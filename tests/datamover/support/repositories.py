@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from core.redact import Redactor
-from datamover.kopia.process import Kopia, kopia_environment
-from datamover.kopia.repository import Repository, RepositoryAddress
+from datamover.kopia.repository import Repository, RepositoryAddress, build_kopia
 from datamover.kopia.storage_calls import Waits
 from datamover.runtime.work_dir import open_work_dir
 from datamover.storage.providers import Storage
@@ -22,10 +21,8 @@ def opened(
     storage: Storage, password: str = PASSWORD, *, waits: Waits | None = None, unique_id: str | None = None
 ) -> Iterator[Repository]:
     with open_work_dir(os.environ) as folder:
-        access = storage.access(folder)
-        environment = kopia_environment(os.environ, folder, {**access.environment, "KOPIA_PASSWORD": password})
-        kopia = Kopia(environment, Redactor([password, *access.secrets({})]))
-        address = RepositoryAddress("repository under test", storage, access, unique_id=unique_id)
+        kopia = build_kopia(storage, folder, os.environ, password, Redactor())
+        address = RepositoryAddress("repository under test", storage, unique_id=unique_id)
         yield Repository(kopia, address, folder, waits=waits)
 
 
