@@ -264,7 +264,7 @@ async def _find_below(repository: Repository, snapshot: Snapshot, part: Part, mo
     names = (str(entry.get("name", "")) for entry in entries)
     if len(entries) > most or any(not is_name(name) or name.endswith(PLACEHOLDER) for name in names):
         return None
-    return [Part.of(Unit(join(part.path.encode(), entry["name"]), entry)) for entry in entries]
+    return [Part.of(Unit(join(os.fsencode(part.path), entry["name"]), entry)) for entry in entries]
 
 
 async def _read_entries(repository: Repository, snapshot: Snapshot, object_id: str, most: int) -> Sequence[JsonDict]:
