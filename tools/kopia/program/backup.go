@@ -295,8 +295,6 @@ func uploadVolume(
 	uploader.CheckpointInterval = time.Duration(decided.CheckpointSeconds * float64(time.Second))
 	uploader.Progress = report
 	report.roughly = decided.RoughEstimate
-	// All that a checkpoint has is read, or compared with the parents, from now on. How exact times are is not known yet.
-	uploader.CheckpointLabels = map[string]string{tagPrefix + decided.ChangesTag: formatTime(w.Time().Add(-coarseTick))}
 
 	cancelOnSignal(uploader.Cancel)
 
@@ -305,7 +303,11 @@ func uploadVolume(
 		return nil, false, err
 	}
 
+	// All that a checkpoint has is read, or compared with the parents, from now on.
+	began := w.Time()
 	watched, copied := watchChanges(w, root, decided, parents, report)
+	uploader.CheckpointLabels = map[string]string{tagPrefix + decided.ChangesTag: formatTime(began.Add(-watched.changes.tick()))}
+
 	if watched.changes.checked {
 		parents = nil
 	}

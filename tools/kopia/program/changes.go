@@ -126,15 +126,8 @@ func watchChanges(
 // until returns the time up to which a snapshot that was begun at start has all changes. A device has no times of changes.
 // What was idle before its state was taken has all data too: it has what was not changed later.
 func (c *changes) until(start time.Time) time.Time {
-	newest, tick := time.Unix(0, c.newest.Load()), clockTick
-	known := newest.UnixNano() != 0
-
-	if known && newest.Nanosecond() == 0 {
-		tick = coarseTick
-	}
-
-	until := start.Add(-tick)
-	if known && newest.Before(until) {
+	until := start.Add(-c.tick())
+	if newest := time.Unix(0, c.newest.Load()); newest.UnixNano() != 0 && newest.Before(until) {
 		until = newest
 	}
 
@@ -147,6 +140,15 @@ func (c *changes) until(start time.Time) time.Time {
 	}
 
 	return until.UTC()
+}
+
+// tick returns how long an entry may change without a new time, as far as the times that were observed show.
+func (c *changes) tick() time.Duration {
+	if newest := c.newest.Load(); newest != 0 && newest%int64(time.Second) == 0 {
+		return coarseTick
+	}
+
+	return clockTick
 }
 
 // observe takes the first of an entry's times, that of its change and that of its content, that is not of the mount: between
