@@ -128,7 +128,8 @@ class VerificationSteps:
             await self._write(repository, new[0], found, transfers)
             return Requeue(leader_jobs.STEP_SECONDS)
         if unfinished := [job for job in own if not job.ended]:
-            return await self._attend(repository, unfinished[0])
+            job = unfinished[0]
+            return await self._attend(repository, job, given_up=stored[bool(job.restores)] == job.created)
         plan = self._sources.verification()
         if plan is None:
             return None
@@ -168,16 +169,17 @@ class VerificationSteps:
     def _record_of(self, repository: BackupRepository) -> RepositoryVerification:
         return verification.verification_of(repository).before(self._cluster.now() + CLOCKS)
 
-    async def _attend(self, repository: BackupRepository, job: MaintenanceJob) -> Requeue:
-        """Wait for the end of the Job; give up one whose pod never runs."""
-        seconds = self._ages.seconds(repository.name, job.uid)
-        pod = await read_pod(self._cluster.client, self._namespace, job.name)
-        if has_started(pod):
-            return Requeue(leader_jobs.LOOK_AGAIN_SECONDS)
-        if seconds < leader_jobs.START_SECONDS:
-            return Requeue(leader_jobs.START_SECONDS - seconds)
-        failure = await leader_jobs.explain_start(self._sources.causes, job, pod)
-        await self._write(repository, job, _Found(failure=failure), [])
+    async def _attend(self, repository: BackupRepository, job: MaintenanceJob, *, given_up: bool) -> Requeue:
+        """Wait for the end of the Job; give up one whose pod never runs, and delete it."""
+        if not given_up:
+            seconds = self._ages.seconds(repository.name, job.uid)
+            pod = await read_pod(self._cluster.client, self._namespace, job.name)
+            if has_started(pod):
+                return Requeue(leader_jobs.LOOK_AGAIN_SECONDS)
+            if seconds < leader_jobs.START_SECONDS:
+                return Requeue(leader_jobs.START_SECONDS - seconds)
+            failure = await leader_jobs.explain_start(self._sources.causes, job, pod)
+            await self._write(repository, job, _Found(failure=failure), [])
         self._cluster.check_leading()
         await self._cluster.client.delete(JOBS, self._namespace, job.name, uid=job.uid)
         return Requeue(leader_jobs.STEP_SECONDS)
