@@ -24,7 +24,7 @@ from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance.jobs import Places
 from nodeagent.leader.maintenance.steps import MaintenanceSources, MaintenanceSteps
 from nodeagent.leader.maintenance.verifications import VerificationSteps
-from nodeagent.maintenance.jobs import MaintenanceJob
+from nodeagent.maintenance.jobs import MaintenanceJob, RepositoryJobs
 from nodeagent.maintenance.rules import Decision, Hold, is_full_incomplete, record_of
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import MaintenanceSwitch
@@ -76,8 +76,12 @@ class MaintenanceController:
             client, every, clock=clock, trim=lambda raw: raw, on_change=lambda raw: queue.add(raw["metadata"]["name"])
         )
 
+        known: RepositoryJobs | None = None
+
         def enqueue(job: MaintenanceJob) -> None:
             """Enqueue the Job's repository; all of them if it has ended, since it makes room for another's."""
+            nonlocal known
+            known = None
             # Before all are listed, none of them is news: each repository is looked at then anyway.
             if not jobs.synced.is_set() or not (job.ours or job.labeled or job.verifies is not None):
                 return
@@ -88,6 +92,12 @@ class MaintenanceController:
                     queue.add(meta["name"])
 
         jobs = Informer(client, Selection(JOBS, namespace), clock=clock, trim=MaintenanceJob.parse, on_change=enqueue)
+
+        def look() -> RepositoryJobs:
+            nonlocal known
+            known = known or RepositoryJobs(jobs.items())
+            return known
+
         absence = ServerAbsence(client, clock, namespace)
         # Two repositories must not both take the last place of maxConcurrentJobs.
         places = Places(clock, self._sources.settings)
@@ -111,8 +121,8 @@ class MaintenanceController:
             self._uids[name] = raw["metadata"]["uid"]
             # What fails is tried again, and stops no other repository.
             again = [
-                await self._steps.take(name, self._maintain(steps, raw, jobs.items())),
-                await self._verification_steps.take(name, self._verify(verifications, raw, jobs.items())),
+                await self._steps.take(name, self._maintain(steps, raw, look())),
+                await self._verification_steps.take(name, self._verify(verifications, raw, look())),
             ]
             return min(filter(None, again), key=lambda one: one.after_seconds, default=None)
 
@@ -140,9 +150,7 @@ class MaintenanceController:
         steps.forget(name)
         self._cluster.metrics.forget(*metric.MAINTENANCE_GAUGES, repository_name=name)
 
-    async def _maintain(
-        self, steps: MaintenanceSteps, raw: RepositoryObject, jobs: list[MaintenanceJob]
-    ) -> Requeue | None:
+    async def _maintain(self, steps: MaintenanceSteps, raw: RepositoryObject, jobs: RepositoryJobs) -> Requeue | None:
         if self._switch is MaintenanceSwitch.OFF:
             return None
         try:
@@ -160,7 +168,7 @@ class MaintenanceController:
         return requeue
 
     async def _verify(
-        self, verifications: VerificationSteps, raw: RepositoryObject, jobs: list[MaintenanceJob]
+        self, verifications: VerificationSteps, raw: RepositoryObject, jobs: RepositoryJobs
     ) -> Requeue | None:
         repository = BackupRepository.parse(raw)
         if not _is_kept(repository):

@@ -52,12 +52,10 @@ from nodeagent.leader.maintenance.steps import MaintenanceSources
 from nodeagent.maintenance import verification
 from nodeagent.maintenance.jobs import (
     MaintenanceJob,
-    count_running,
+    RepositoryJobs,
     describe_failure,
     has_started,
-    jobs_of,
     read_pod,
-    verifications_of,
 )
 from nodeagent.maintenance.record import FailureCause
 from nodeagent.maintenance.restore_tests import choose_copy
@@ -115,9 +113,9 @@ class VerificationSteps:
             self._held.pop((name, restores), None)
         self._reported.pop(name, None)
 
-    async def step(self, repository: BackupRepository, jobs: list[MaintenanceJob], *, waiting: int) -> Requeue | None:
+    async def step(self, repository: BackupRepository, jobs: RepositoryJobs, *, waiting: int) -> Requeue | None:
         """Take a step, given all Jobs and how many repositories are `waiting` for maintenance, which goes first."""
-        own, record = verifications_of(repository, jobs), self._record_of(repository)
+        own, record = jobs.verifying(repository), self._record_of(repository)
         # Within a second, a Job that was created again after its loss has the time of the first one.
         stored = {False: record.job, True: record.tests.job}
         ended, latest = (job for job in own if job.ended), self._cluster.now() + CLOCKS
@@ -142,8 +140,8 @@ class VerificationSteps:
             record=record,
             has_backups=bool(list(backups)),
             ready_once=was_ready(repository),
-            job_unfinished=any(not job.ended for job in jobs_of(repository, jobs)),
-            running_jobs=count_running(jobs) + waiting,
+            job_unfinished=any(not job.ended for job in jobs.of(repository)),
+            running_jobs=jobs.running + waiting,
             max_concurrent_jobs=await self._places.count(repository.key),
         )
         decision = await self._decide(repository, view, waiting, restores=False)
@@ -193,12 +191,12 @@ class VerificationSteps:
         if read is None:
             return Decision(Hold.NOT_OBSERVED)
         jobs, location, settings = read
-        own = [*jobs_of(repository, jobs), *verifications_of(repository, jobs)]
+        own = [*jobs.of(repository), *jobs.verifying(repository)]
         view = replace(
             view,
             location_hold=find_location_hold(location),
             job_unfinished=any(not job.ended for job in own),
-            running_jobs=count_running(jobs) + waiting,
+            running_jobs=jobs.running + waiting,
             max_concurrent_jobs=settings.max_concurrent_jobs,
             windows=settings.windows,
         )
