@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from core.kube.resources import BACKUP_REPOSITORIES, DEPLOYMENTS, JOBS, PODS
 from core.models.base import format_time
 from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.leader.maintenance import controller
+from nodeagent.leader.maintenance.controller import MaintenanceController
 from nodeagent.maintenance.jobs import MaintenanceJob, RepositoryJobs
 from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result
@@ -203,3 +205,26 @@ async def test_the_jobs_are_ordered_once_for_the_looks_at_all_repositories(monke
         await asyncio.sleep(5 * MINUTE)
         assert before < len(ordered) <= before + 5
         assert job["metadata"]["uid"] not in {one.uid for one in ordered[-1].all}
+
+
+async def test_the_end_of_a_job_wakes_its_repository_and_those_that_wait_for_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene, looks, look = MaintenanceScene(), list[str](), MaintenanceController._maintain
+
+    async def note(self: Any, steps: Any, raw: JsonDict, jobs: Any) -> Any:
+        looks.append(raw["metadata"]["name"])
+        return await look(self, steps, raw, jobs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MaintenanceController, "_maintain", note)
+    for name in ("b", "a"):
+        scene.kube.put(repository_object(f"{name}-default-kopia"))
+    for number in range(9):
+        scene.kube.put(repository_object(f"idle-{number}-default-kopia", frequency="168h0m0s"))
+    async with scene.running():
+        job = await scene.start_job()
+        await asyncio.sleep(_HOUR)
+        looks.clear()
+        scene.end(job, 0, result())
+        await asyncio.sleep(0.01)
+        assert set(looks) == {f"{name}-default-kopia" for name in ("app", "a", "b")}
