@@ -73,6 +73,9 @@ _MODELS: Final[tuple[tuple[Resource[UncheckedObject], type[Transfer]], ...]] = (
     (POD_VOLUME_BACKUPS, PodVolumeBackup),
 )
 
+_DECIDE: Final = {False: verification.decide_verification, True: verification.decide_restore_test}
+"""By whether it is about a restore test."""
+
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 _NO_ACCOUNT: Final = "nodeagent install --restore-tests makes the account, or restoreTests of the chart"
@@ -125,8 +128,7 @@ class VerificationSteps:
             transfers = [one async for one in self._completed(repository.key.volume_namespace)]
             await self._write(repository, new[0], found, transfers)
             return Requeue(leader_jobs.STEP_SECONDS)
-        if unfinished := [job for job in own if not job.ended]:
-            job = unfinished[0]
+        if job := next((job for job in own if not job.ended), None):
             return await self._attend(repository, job, given_up=stored[bool(job.restores)] == job.created)
         plan = self._sources.verification()
         if plan is None:
@@ -154,7 +156,7 @@ class VerificationSteps:
     async def _decide(
         self, repository: BackupRepository, view: VerificationView, waiting: int, *, restores: bool
     ) -> Decision:
-        decision, now = _decide_by(view, restores=restores), self._cluster.clock.monotonic()
+        decision, now = _DECIDE[restores](view), self._cluster.clock.monotonic()
         if decision.hold is None and now >= self._held.get((repository.name, restores), 0.0):
             async with self._places.taking:
                 decision = await self._start(repository, view, waiting, restores=restores)
@@ -200,7 +202,7 @@ class VerificationSteps:
             max_concurrent_jobs=settings.max_concurrent_jobs,
             windows=settings.windows,
         )
-        decision = _decide_by(view, restores=restores)
+        decision = _DECIDE[restores](view)
         if decision.hold is not None or location is None:
             return decision
         known = record_of(repository)
@@ -372,10 +374,6 @@ class VerificationSteps:
         if self._reported.get(repository.name) != message:
             self._reported[repository.name] = message
             await self._cluster.events.record(repository, reason, redact(message), warning=True)
-
-
-def _decide_by(view: VerificationView, *, restores: bool) -> Decision:
-    return verification.decide_restore_test(view) if restores else verification.decide_verification(view)
 
 
 def _conclude(
