@@ -214,7 +214,7 @@ async def test_the_end_of_a_job_wakes_its_repository_and_those_that_wait_for_its
 
     async def note(self: Any, steps: Any, raw: JsonDict, jobs: Any) -> Any:
         looks.append(raw["metadata"]["name"])
-        return await look(self, steps, raw, jobs)  # type: ignore[arg-type]
+        return await look(self, steps, raw, jobs)
 
     monkeypatch.setattr(MaintenanceController, "_maintain", note)
     for name in ("b", "a"):
