@@ -41,12 +41,10 @@ from nodeagent.config.repositories import MaintenanceSettings, ParsedMaintenance
 from nodeagent.maintenance.jobs import (
     SUSPENDED,
     MaintenanceJob,
-    count_running,
+    RepositoryJobs,
     describe_end,
-    jobs_of,
     list_jobs,
     read_pod,
-    verifications_of,
 )
 from nodeagent.maintenance.record import MaintenanceRecord
 from nodeagent.maintenance.rules import MaintenanceView, decide_memory, find_location_hold, is_full_incomplete, view_of
@@ -63,7 +61,7 @@ _NO_ENTRIES: Final = parse_maintenance({})
 class _Surroundings:
     """What a decision depends on beside the repository; `locations` None: they could not be read."""
 
-    jobs: list[MaintenanceJob]
+    jobs: RepositoryJobs
     locations: dict[str, BackupStorageLocation] | None
     server: bool
     switch: MaintenanceSwitch
@@ -83,8 +81,8 @@ class _Surroundings:
             switch=self.switch,
             server=self.server,
             location_hold=find_location_hold(self.location_of(repository)) if known else None,
-            job_unfinished=any(not job.ended for job in jobs_of(repository, self.jobs)),
-            running_jobs=count_running(self.jobs),
+            job_unfinished=any(not job.ended for job in self.jobs.of(repository)),
+            running_jobs=self.jobs.running,
             max_concurrent_jobs=settings.max_concurrent_jobs,
             windows=settings.windows,
         )
@@ -135,8 +133,8 @@ class RepositoryReader:
         around = await self._look_around(settings)
         view = view_of(repository, self._now())
         record, following = view.record, await self._decide(repository, view, said.get(name), settings)
-        location, jobs = around.location_of(repository), jobs_of(repository, around.jobs)
-        running = [*jobs, *verifications_of(repository, around.jobs)]
+        location, jobs = around.location_of(repository), around.jobs.of(repository)
+        running = [*jobs, *around.jobs.verifying(repository)]
         memory = _next_memory(record, following, around.settings_of(repository))
         return RepositoryDetails.like(
             record,
@@ -192,7 +190,7 @@ class RepositoryReader:
         client, namespace = self._client, self._namespace
         server = bool(await self._try("Deployments", has_velero_server(client, namespace), None))
         locations = await self._try("locations", self._read_locations(), None)
-        jobs: list[MaintenanceJob] = await self._try("Jobs", list_jobs(client, namespace), [])
+        jobs = await self._try("Jobs", list_jobs(client, namespace), RepositoryJobs())
         configured = _NO_ENTRIES
         if name := settings.maintenance_config_map:
             read = read_maintenance(client, namespace, name)

@@ -120,13 +120,11 @@ class UnreadRepository(WireModel):
 
 
 class SnapshotListing(WireModel, omit_defaults=True):
-    """The termination message of `list-snapshots` that succeeded: how much of a storage location was listed.
+    """The termination message of `list-snapshots` that succeeded.
 
     `unread` are the first repositories that could not be listed, `unread_count` how many there are.
     """
 
-    repositories: Int64 = 0
-    snapshots: Int64 = 0
     unread: list[UnreadRepository] = field(default_factory=list)
     unread_count: Int64 = 0
 
@@ -200,17 +198,14 @@ class DeletedSnapshot(SparseModel, omit_defaults=True):
 
 
 class SnapshotDeletion(WireModel, omit_defaults=True):
-    """The termination message of `delete-snapshots` that succeeded: how many snapshots were deleted, and kept.
+    """The termination message of `delete-snapshots` that succeeded.
 
-    `unread` are the first repositories whose snapshots could not be deleted, `unread_count` how many there are.
-    `checked` is how many copies were looked at, `now` the time by the clock of the pod at its end.
+    `unread` are the first repositories whose snapshots could not be deleted, `unread_count` how many there are. `now`
+    is the time by the clock of the pod at its end.
     """
 
-    deleted: Int64 = 0
-    kept: Int64 = 0
     unread: list[UnreadRepository] = field(default_factory=list)
     unread_count: Int64 = 0
-    checked: Int64 = 0
     now: Time | None = None
 
 

@@ -308,12 +308,16 @@ async def check_backup(tools: Session, volumes: Sequence[PlannedVolume]) -> None
         BackupError: one could not be; the message names its volume.
     """
     for volume in volumes:
+        found: list[str | None] = []
         for resource, manifest in _objects(volume):
             try:
                 await tools.client.try_create(resource, manifest)
             except AlreadyExistsError:
-                await _check_same(tools, volume, resource, manifest)
+                found.append(await _check_same(tools, volume, resource, manifest))
             except KubeError as e:
+                # An earlier run was killed after it had made the snapshot.
+                for snapshot in found:
+                    await _clean_up(tools, volume, snapshot)
                 raise BackupError(f"PVC {_name(volume)} cannot be backed up, nothing was created: {e}") from e
 
 
@@ -382,16 +386,18 @@ def _name(volume: PlannedVolume) -> str:
 
 
 async def _ensure(tools: Session, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest) -> str | None:
-    """Create the object and return its UID; None: there is one of another run, which may stay."""
+    """Create the object and return its UID; None: there is one of another run, which may go on."""
     try:
         return (await tools.client.create(resource, manifest))["metadata"]["uid"]
     except AlreadyExistsError:
-        await _check_same(tools, volume, resource, manifest)
-        return None
+        return await _check_same(tools, volume, resource, manifest)
 
 
-async def _check_same(tools: Session, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest) -> None:
-    """Check that the stored object is the one that would be created: of the same backup, about the same PVC."""
+async def _check_same(tools: Session, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest) -> str | None:
+    """Check that the stored object is the one that would be created: of the same backup, about the same PVC.
+
+    Returns its UID if it is of an earlier pod of this Job, which has failed; None: another run may have made it.
+    """
     meta = manifest["metadata"]
     stored = await tools.client.get(resource, meta["namespace"], meta["name"])
     labels, spec = stored["metadata"].get("labels") or {}, cast("UncheckedObject", stored).get("spec") or {}
@@ -405,10 +411,10 @@ async def _check_same(tools: Session, volume: PlannedVolume, resource: kube.Reso
         raise BackupError(f"{place} is being deleted: repeat the command later")
     if resource is kube.VOLUME_SNAPSHOTS:
         created, now = parse_time(stored["metadata"]["creationTimestamp"]), tools.date()
-        if now is None or now - created <= _OLDEST_SNAPSHOT or await _has_transfer(tools, volume):
-            return
-        hours = int((now - created).total_seconds() / 3600)
-        raise BackupError(f"{place} is {hours}h old: delete it ({_deletion(volume)})")
+        if now is not None and now - created > _OLDEST_SNAPSHOT and not await _has_transfer(tools, volume):
+            hours = int((now - created).total_seconds() / 3600)
+            raise BackupError(f"{place} is {hours}h old: delete it ({_deletion(volume)})")
+    return stored["metadata"]["uid"] if tools.in_pod else None
 
 
 async def _has_transfer(tools: Session, volume: PlannedVolume) -> bool:

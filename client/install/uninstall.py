@@ -217,7 +217,7 @@ async def _find_removed(client: KubeClient, namespace: str) -> list[Object]:
 
 async def _find_shared(client: KubeClient, namespace: str) -> list[Object]:
     """Return what agents create and have in common, of any installer; they would create it again."""
-    jobs = {job.name for job in await list_jobs(client, namespace) if job.ours}
+    jobs = {job.name for job in (await list_jobs(client, namespace)).all if job.ours}
     found: list[Object] = [one for one in await _list(client, kube.JOBS, namespace) if one["metadata"]["name"] in jobs]
     for resource, name in (
         (kube.LEASES, wire.DISPATCHER_LEASE),

@@ -78,9 +78,6 @@ class _Deleter:
     context: PodContext
     location: BackupStorageLocation
     output: JobOutput = field(default_factory=JobOutput)
-    deleted: int = 0
-    kept: int = 0
-    checked: int = 0
     usable: bool = False
 
     async def run(self) -> SnapshotDeletion:
@@ -101,14 +98,8 @@ class _Deleter:
                 unread.append(build_unread(namespace, e, self.context.redactor))
         if len(unread) == len(namespaces):
             raise RepositoryError(f"nothing was deleted: {unread[0].message}")
-        return SnapshotDeletion(
-            deleted=self.deleted,
-            kept=self.kept,
-            unread=unread[:SHOWN_UNREAD],
-            unread_count=len(unread),
-            checked=self.checked,
-            now=self.context.clock.now(),
-        )
+        shown, now = unread[:SHOWN_UNREAD], self.context.clock.now()
+        return SnapshotDeletion(unread=shown, unread_count=len(unread), now=now)
 
     async def _delete_in(self, namespace: str) -> None:
         with open_access(self.context) as access:
@@ -203,9 +194,6 @@ class _Deleter:
             raise KopiaError(f"{repository.description}: {len(left)} deleted snapshots are still listed")
 
     def _write(self, one: ListedSnapshot, namespace: str, reference: str | None) -> None:
-        kept = f"{reference} names it" if reference else None
-        self.kept += bool(kept)
-        self.deleted += not kept
         line = DeletedSnapshot(
             id=one.id,
             volume_namespace=namespace,
@@ -213,12 +201,11 @@ class _Deleter:
             transfer_uid=one.transfer_uid or "",
             start=format_time(one.start_time),
             bytes=one.size_bytes,
-            kept=kept,
+            kept=f"{reference} names it" if reference else None,
         )
         self.output.write(DELETED_LINE, line)
 
     def _write_check(self, copy: CopyToCheck, fault: str | None) -> None:
-        self.checked += 1
         line = CheckedCopy(volume_namespace=copy.volume_namespace, snapshot_id=copy.snapshot_id, fault=fault)
         self.output.write(CHECKED_LINE, line)
 

@@ -321,11 +321,11 @@ class _Lister:
 
     async def run(self, volume_namespaces: Sequence[str], *, named: bool) -> SnapshotListing:
         """List these repositories; `named`: by the user, so that some may not exist."""
-        counts: list[int] = []
-        unread: list[UnreadRepository] = []
+        listed, unread = 0, list[UnreadRepository]()
         for name in volume_namespaces:
             try:
-                counts.append(await self._list(name))
+                await self._list(name)
+                listed += 1
             except NotInitializedError as e:
                 _logger.info("there is no repository in the folder %s", name)
                 # The folder exists: its repository may have lost its format.
@@ -336,23 +336,19 @@ class _Lister:
             except AgentError as e:
                 _logger.warning("cannot list the repository of namespace %s: %s", name, e)
                 unread.append(build_unread(name, e, self.context.redactor))
-        if unread and not counts:
+        if unread and not listed:
             raise RepositoryError(f"none of {len(unread)} repositories can be listed: {unread[0].message}")
-        return SnapshotListing(
-            repositories=len(counts), snapshots=sum(counts), unread=unread[:SHOWN_UNREAD], unread_count=len(unread)
-        )
+        return SnapshotListing(unread=unread[:SHOWN_UNREAD], unread_count=len(unread))
 
-    async def _list(self, volume_namespace: str) -> int:
-        """Write the lines of one repository, and return how many there are."""
+    async def _list(self, volume_namespace: str) -> None:
+        """Write the lines of one repository."""
         with open_access(self.context) as access, open_output(access.work_dir) as file:
             repository = await access.resolve_namespace(self.location, volume_namespace)
-            read, count = await list_stored(repository, file), 0
+            read = await list_stored(repository, file)
             for one in read():
                 # An incomplete one of a device has the tags of its backup.
                 if not one.incomplete:
                     self.output.write(STORED_LINE, describe_stored(one, volume_namespace))
-                    count += 1
-            return count
 
 
 def describe_stored(one: ListedSnapshot, volume_namespace: str) -> StoredSnapshot:

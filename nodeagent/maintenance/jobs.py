@@ -134,28 +134,37 @@ class JobEnd:
     limit_bytes: int | None = None
 
 
-def jobs_of(repository: BackupRepository, jobs: Iterable[MaintenanceJob]) -> list[MaintenanceJob]:
-    """Return the Jobs of the repository among `jobs`, oldest first."""
-    return _by_age(job for job in jobs if job.maintains(repository.name, repository.uid))
+class RepositoryJobs:
+    """Jobs of a namespace by the repositories that they are of: there may be thousands of both.
+
+    `running` is how many of the leader's run; one that has failed, and whose pod stays on a lost node, does not.
+    """
+
+    def __init__(self, jobs: Iterable[MaintenanceJob] = ()) -> None:
+        self.all = sorted(jobs, key=_age)
+        self.running = sum((job.ours or job.verifies is not None) and not (job.ended or job.reason) for job in self.all)
+        self._by_label: dict[tuple[str, str | None], list[MaintenanceJob]] = {}
+        for job in self.all:
+            for label in (("uid", job.owner_uid), ("name", job.repo_name), ("verifies", job.verifies)):
+                self._by_label.setdefault(label, []).append(job)
+
+    def of(self, repository: BackupRepository) -> list[MaintenanceJob]:
+        """Return those that maintain the repository, the oldest first."""
+        labels = ("uid", repository.uid), ("name", names.repo_name_label(repository.name))
+        return sorted({job.uid: job for one in labels for job in self._by_label.get(one, ())}.values(), key=_age)
+
+    def verifying(self, repository: BackupRepository) -> list[MaintenanceJob]:
+        """Return those by which the leader verifies it, the oldest first."""
+        return self._by_label.get(("verifies", repository.uid), [])
 
 
-def verifications_of(repository: BackupRepository, jobs: Iterable[MaintenanceJob]) -> list[MaintenanceJob]:
-    """Return the Jobs by which the leader verifies the repository, oldest first."""
-    return _by_age(job for job in jobs if job.verifies == repository.uid)
+def _age(job: MaintenanceJob) -> tuple[datetime, str]:
+    return job.created, job.name
 
 
-def _by_age(jobs: Iterable[MaintenanceJob]) -> list[MaintenanceJob]:
-    return sorted(jobs, key=lambda job: (job.created, job.name))
-
-
-def count_running(jobs: Iterable[MaintenanceJob]) -> int:
-    """Return how many of the leader's Jobs run; one that has failed, and whose pod stays on a lost node, does not."""
-    return sum((job.ours or job.verifies is not None) and not (job.ended or job.reason) for job in jobs)
-
-
-async def list_jobs(client: KubeClient, namespace: str) -> list[MaintenanceJob]:
+async def list_jobs(client: KubeClient, namespace: str) -> RepositoryJobs:
     """Return all Jobs of the namespace; a ContractError: the creation time of one is invalid."""
-    return [MaintenanceJob.parse(raw) for raw in await client.list(Selection(JOBS, namespace))]
+    return RepositoryJobs(MaintenanceJob.parse(raw) for raw in await client.list(Selection(JOBS, namespace)))
 
 
 async def read_pod(client: KubeClient, namespace: str, job_name: str) -> Pod | None:

@@ -22,7 +22,7 @@ from core.models.verification import SHARES, Verification, VerificationOutcome, 
 from core.text import some_of
 from nodeagent.config.windows import VerificationPlan, Window, is_open, longest_pause, next_start
 from nodeagent.maintenance.restore_tests import JobTrack, RestoreTests
-from nodeagent.maintenance.rules import Decision, Hold, retry_delay
+from nodeagent.maintenance.rules import CLOCKS, Decision, Hold, retry_delay
 
 _NAME_CHARACTERS: Final = 40
 _DIGEST_DIGITS: Final = 8
@@ -211,9 +211,12 @@ def verification_name(repository: BackupRepository, *, restores: bool = False) -
 
 
 def proves(record: RepositoryVerification, completed: datetime, last: Verification | None) -> bool:
-    """Return whether all of a snapshot was read since it was `completed`, and since its `last` verification."""
-    proven = record.proven_at
-    return proven is not None and proven >= completed and (last is None or proven > last.at)
+    """Return whether all of a snapshot was read since it was `completed`, and since its `last` verification.
+
+    These times are by the clock of a node, which may be behind: what was read just after them may have been before.
+    """
+    proven, since = record.proven_at, max(completed, last.at) if last is not None else completed
+    return proven is not None and proven >= since + CLOCKS
 
 
 @dataclass(frozen=True)

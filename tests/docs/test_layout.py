@@ -44,7 +44,6 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/leader/context.py": "tests/nodeagent/leader/test_dispatcher.py",
     "nodeagent/leader/maintenance/jobs.py": "tests/nodeagent/leader/maintenance/test_steps.py",
     "nodeagent/leader/maintenance/controller.py": "tests/nodeagent/leader/maintenance/test_steps.py",
-    "nodeagent/maintenance/jobs.py": "tests/nodeagent/leader/maintenance/test_steps.py",
     "nodeagent/leader/admission/writer.py": "tests/nodeagent/leader/admission/test_admission_pass.py",
     "nodeagent/leader/maintenance/restore_tests.py": "tests/nodeagent/leader/maintenance/test_verifications.py",
     "nodeagent/leader/repositories/init_pod.py": "tests/nodeagent/leader/repositories/test_controller.py",

@@ -8,6 +8,7 @@ the places of maintenance.
 
 import asyncio
 import logging
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from core.contract import MaintenanceMode
@@ -24,7 +25,7 @@ from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance.jobs import Places
 from nodeagent.leader.maintenance.steps import MaintenanceSources, MaintenanceSteps
 from nodeagent.leader.maintenance.verifications import VerificationSteps
-from nodeagent.maintenance.jobs import MaintenanceJob
+from nodeagent.maintenance.jobs import MaintenanceJob, RepositoryJobs
 from nodeagent.maintenance.rules import Decision, Hold, is_full_incomplete, record_of
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import MaintenanceSwitch
@@ -34,9 +35,6 @@ _log = logging.getLogger(__name__)
 
 _WORKERS: Final = 4
 _FAULT_SECONDS: Final = 60.0
-
-_NOT_DUE: Final = "~"
-"""After all times, in the order of text."""
 
 _LEFT_JOBS: Final = ""
 """The key for the Jobs of repositories that no longer exist."""
@@ -58,6 +56,7 @@ class MaintenanceController:
         self._verification_steps = ObjectSteps(_log, kind=kind, namespace=namespace, failed=failed)
         self._uids: dict[str, str] = {}
         self._decisions: dict[str, JsonDict] = {}
+        self._waiting: set[str] = set()
 
     async def run(self) -> None:
         """Maintain the repositories until canceled, and verify them; each unless that is switched off."""
@@ -76,18 +75,22 @@ class MaintenanceController:
             client, every, clock=clock, trim=lambda raw: raw, on_change=lambda raw: queue.add(raw["metadata"]["name"])
         )
 
+        known: RepositoryJobs | None = None
+
         def enqueue(job: MaintenanceJob) -> None:
-            """Enqueue the Job's repository; all of them if it has ended, since it makes room for another's."""
+            nonlocal known
+            known = None
             # Before all are listed, none of them is news: each repository is looked at then anyway.
-            if not jobs.synced.is_set() or not (job.ours or job.labeled or job.verifies is not None):
-                return
-            # What has been due for longest gets the place first.
-            for raw in sorted(repositories.items(), key=self._when_due):
-                meta = raw["metadata"]
-                if job.ended or job.verifies == meta["uid"] or job.maintains(meta["name"], meta["uid"]):
-                    queue.add(meta["name"])
+            for name in self._find_concerned(job, repositories.items()) if jobs.synced.is_set() else ():
+                queue.add(name)
 
         jobs = Informer(client, Selection(JOBS, namespace), clock=clock, trim=MaintenanceJob.parse, on_change=enqueue)
+
+        def look() -> RepositoryJobs:
+            nonlocal known
+            known = known or RepositoryJobs(jobs.items())
+            return known
+
         absence = ServerAbsence(client, clock, namespace)
         # Two repositories must not both take the last place of maxConcurrentJobs.
         places = Places(clock, self._sources.settings)
@@ -111,8 +114,8 @@ class MaintenanceController:
             self._uids[name] = raw["metadata"]["uid"]
             # What fails is tried again, and stops no other repository.
             again = [
-                await self._steps.take(name, self._maintain(steps, raw, jobs.items())),
-                await self._verification_steps.take(name, self._verify(verifications, raw, jobs.items())),
+                await self._steps.take(name, self._maintain(steps, raw, look())),
+                await self._verification_steps.take(name, self._verify(verifications, raw, look())),
             ]
             return min(filter(None, again), key=lambda one: one.after_seconds, default=None)
 
@@ -129,20 +132,42 @@ class MaintenanceController:
                 await queue.run(handle)
         finally:
             self._decisions.clear()
+            self._waiting.clear()
 
-    def _when_due(self, raw: RepositoryObject) -> str:
-        return str(self._decisions.get(raw["metadata"]["name"], {}).get("due") or _NOT_DUE)
+    def _find_concerned(self, job: MaintenanceJob, repositories: Iterable[RepositoryObject]) -> Iterator[str]:
+        """Yield the Job's repository, after those that wait for its place if it has ended: due for longest goes first.
+
+        Others look at each minute whether there is a place.
+        """
+        if not (job.ours or job.labeled or job.verifies is not None):
+            return
+        if job.ended:
+            yield from sorted(self._waiting, key=self._when_due)
+        for meta in (raw["metadata"] for raw in repositories):
+            if job.verifies == meta["uid"] or job.maintains(meta["name"], meta["uid"]):
+                yield meta["name"]
+
+    def _when_due(self, name: str) -> tuple[str, str]:
+        return str(self._decisions[name]["due"]), name
+
+    def _note(self, name: str, decision: Decision | None) -> None:
+        """Note what was decided about a repository; None: what was before may be wrong."""
+        self._decisions.pop(name, None)
+        self._waiting.discard(name)
+        if decision is not None:
+            due = format_time(decision.due_at) if decision.due_at is not None else ""
+            self._decisions[name] = {"hold": str(decision.hold or ""), "due": due, "overdue": decision.overdue}
+            if decision.hold is Hold.CONCURRENCY:
+                self._waiting.add(name)
 
     def _forget(self, steps: MaintenanceSteps, name: str) -> None:
-        self._decisions.pop(name, None)
+        self._note(name, None)
         self._steps.forget(name)
         self._verification_steps.forget(name)
         steps.forget(name)
         self._cluster.metrics.forget(*metric.MAINTENANCE_GAUGES, repository_name=name)
 
-    async def _maintain(
-        self, steps: MaintenanceSteps, raw: RepositoryObject, jobs: list[MaintenanceJob]
-    ) -> Requeue | None:
+    async def _maintain(self, steps: MaintenanceSteps, raw: RepositoryObject, jobs: RepositoryJobs) -> Requeue | None:
         if self._switch is MaintenanceSwitch.OFF:
             return None
         try:
@@ -151,22 +176,19 @@ class MaintenanceController:
                 return None
             requeue, decision = await steps.step(repository, jobs)
         except AgentError:
-            # What was decided before may be wrong.
-            self._decisions.pop(raw["metadata"]["name"], None)
+            self._note(raw["metadata"]["name"], None)
             raise
-        due = format_time(decision.due_at) if decision.due_at is not None else ""
-        self._decisions[repository.name] = {"hold": str(decision.hold or ""), "due": due, "overdue": decision.overdue}
+        self._note(repository.name, decision)
         self._publish(repository, decision)
         return requeue
 
     async def _verify(
-        self, verifications: VerificationSteps, raw: RepositoryObject, jobs: list[MaintenanceJob]
+        self, verifications: VerificationSteps, raw: RepositoryObject, jobs: RepositoryJobs
     ) -> Requeue | None:
         repository = BackupRepository.parse(raw)
         if not _is_kept(repository):
             return None
-        waiting = sum(one["hold"] == Hold.CONCURRENCY for one in self._decisions.values())
-        return await verifications.step(repository, jobs, waiting=waiting)
+        return await verifications.step(repository, jobs, waiting=len(self._waiting))
 
     def _publish(self, repository: BackupRepository, decision: Decision) -> None:
         """Set the gauges of the repository by what is stored, so that a new leader has them, too."""

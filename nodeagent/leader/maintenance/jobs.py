@@ -51,8 +51,8 @@ from nodeagent.maintenance.jobs import (
     SUSPENDED,
     JobEnd,
     MaintenanceJob,
+    RepositoryJobs,
     has_started,
-    jobs_of,
     list_jobs,
     may_write,
     read_pod,
@@ -248,7 +248,7 @@ class Places:
 
 async def read_before_start(
     client: KubeClient, namespace: str, repository: BackupRepository, settings: ReadSettings
-) -> tuple[list[MaintenanceJob], BackupStorageLocation | None, MaintenanceSettings] | None:
+) -> tuple[RepositoryJobs, BackupStorageLocation | None, MaintenanceSettings] | None:
     """Return all Jobs, the location, and what applies to a Job that starts; None: a change is not observed yet."""
     jobs = await list_jobs(client, namespace)
     raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, repository.spec.backup_storage_location)
@@ -372,7 +372,7 @@ class JobAttendant:
         if job.labeled:
             return Requeue(STEP_SECONDS)
         jobs = await list_jobs(cluster.client, self._namespace)
-        others = [one for one in jobs_of(repository, jobs) if not one.ended and one.uid != job.uid]
+        others = [one for one in jobs.of(repository) if not one.ended and one.uid != job.uid]
         if any(one.labeled for one in others) or await self._absence.look():
             # Its pod ends by itself without the label.
             return Requeue(STEP_SECONDS)

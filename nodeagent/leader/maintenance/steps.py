@@ -21,7 +21,7 @@ from nodeagent.config.windows import VerificationPlan
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance import jobs as leader_jobs
 from nodeagent.maintenance import rules
-from nodeagent.maintenance.jobs import MaintenanceJob, count_running, describe_end, jobs_of, may_write, read_pod
+from nodeagent.maintenance.jobs import MaintenanceJob, RepositoryJobs, describe_end, may_write, read_pod
 from nodeagent.maintenance.record import RunningJob
 from nodeagent.maintenance.rules import Decision, Hold, MaintenanceView
 from nodeagent.metrics import MAINTENANCE_SKIPPED
@@ -93,7 +93,7 @@ class MaintenanceSteps:
         self._attendant.forget(name)
         self._known.pop(name, None)
 
-    async def step(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> tuple[Requeue, Decision]:
+    async def step(self, repository: BackupRepository, jobs: RepositoryJobs) -> tuple[Requeue, Decision]:
         """Take a step, given all Jobs; return the next look and the decision. ContractError: a time is out of range."""
         try:
             requeue, decision = await self._take_step(repository, jobs)
@@ -103,8 +103,8 @@ class MaintenanceSteps:
             raise ContractError(f"{shown}: a time or duration of its maintenance is out of range") from e
         return requeue, decision
 
-    async def _take_step(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> tuple[Requeue, Decision]:
-        own = jobs_of(repository, jobs)
+    async def _take_step(self, repository: BackupRepository, jobs: RepositoryJobs) -> tuple[Requeue, Decision]:
+        own = jobs.of(repository)
         if self.absence.server:
             return await self._leave_to_server(repository, own), Decision(Hold.SERVER)
         ended = [job for job in own if job.ended]
@@ -180,12 +180,12 @@ class MaintenanceSteps:
             self._known[repository.name].kept = settings.keep_jobs
         return None
 
-    async def _decide(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> tuple[Requeue, Decision]:
+    async def _decide(self, repository: BackupRepository, jobs: RepositoryJobs) -> tuple[Requeue, Decision]:
         view = await self._view(repository)
         if view is None:
             return Requeue(leader_jobs.STEP_SECONDS), Decision(Hold.NOT_OBSERVED)
         most = await self.places.count(repository.key)
-        decision = rules.decide_maintenance(replace(view, running_jobs=count_running(jobs), max_concurrent_jobs=most))
+        decision = rules.decide_maintenance(replace(view, running_jobs=jobs.running, max_concurrent_jobs=most))
         if decision.hold is None:
             decision = self._recall_hold(repository, view.now) or await self._start_alone(repository, view)
         await self._report_hold(repository, decision)
@@ -236,8 +236,8 @@ class MaintenanceSteps:
             server=server,
             no_server_for=self.absence.lasts,
             location_hold=rules.find_location_hold(location),
-            job_unfinished=any(not job.ended for job in jobs_of(repository, jobs)),
-            running_jobs=count_running(jobs),
+            job_unfinished=any(not job.ended for job in jobs.of(repository)),
+            running_jobs=jobs.running,
             max_concurrent_jobs=settings.max_concurrent_jobs,
             windows=settings.windows,
         )
@@ -245,7 +245,7 @@ class MaintenanceSteps:
         if decision.hold is not None or location is None:
             return decision
         slot, interval = rules.slot_of(view.now, view.frequency, repository.uid), view.new_full_interval
-        name = rules.job_name(repository.name, slot, rules.count_failures(view.entries), {job.name for job in jobs})
+        name = rules.job_name(repository.name, slot, rules.count_failures(view.entries), {job.name for job in jobs.all})
         most_bytes = settings.memory_limit_max_bytes
         memory = rules.decide_memory(view.record, may_be_full=decision.may_be_full, most_bytes=most_bytes)
         spec = MaintainRepository(

@@ -52,12 +52,10 @@ from nodeagent.leader.maintenance.steps import MaintenanceSources
 from nodeagent.maintenance import verification
 from nodeagent.maintenance.jobs import (
     MaintenanceJob,
-    count_running,
+    RepositoryJobs,
     describe_failure,
     has_started,
-    jobs_of,
     read_pod,
-    verifications_of,
 )
 from nodeagent.maintenance.record import FailureCause
 from nodeagent.maintenance.restore_tests import choose_copy
@@ -74,6 +72,9 @@ _MODELS: Final[tuple[tuple[Resource[UncheckedObject], type[Transfer]], ...]] = (
     (DATA_UPLOADS, DataUpload),
     (POD_VOLUME_BACKUPS, PodVolumeBackup),
 )
+
+_DECIDE: Final = {False: verification.decide_verification, True: verification.decide_restore_test}
+"""By whether it is about a restore test."""
 
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
@@ -115,9 +116,9 @@ class VerificationSteps:
             self._held.pop((name, restores), None)
         self._reported.pop(name, None)
 
-    async def step(self, repository: BackupRepository, jobs: list[MaintenanceJob], *, waiting: int) -> Requeue | None:
+    async def step(self, repository: BackupRepository, jobs: RepositoryJobs, *, waiting: int) -> Requeue | None:
         """Take a step, given all Jobs and how many repositories are `waiting` for maintenance, which goes first."""
-        own, record = verifications_of(repository, jobs), self._record_of(repository)
+        own, record = jobs.verifying(repository), self._record_of(repository)
         # Within a second, a Job that was created again after its loss has the time of the first one.
         stored = {False: record.job, True: record.tests.job}
         ended, latest = (job for job in own if job.ended), self._cluster.now() + CLOCKS
@@ -127,8 +128,8 @@ class VerificationSteps:
             transfers = [one async for one in self._completed(repository.key.volume_namespace)]
             await self._write(repository, new[0], found, transfers)
             return Requeue(leader_jobs.STEP_SECONDS)
-        if unfinished := [job for job in own if not job.ended]:
-            return await self._attend(repository, unfinished[0])
+        if job := next((job for job in own if not job.ended), None):
+            return await self._attend(repository, job, given_up=stored[bool(job.restores)] == job.created)
         plan = self._sources.verification()
         if plan is None:
             return None
@@ -141,8 +142,8 @@ class VerificationSteps:
             record=record,
             has_backups=bool(list(backups)),
             ready_once=was_ready(repository),
-            job_unfinished=any(not job.ended for job in jobs_of(repository, jobs)),
-            running_jobs=count_running(jobs) + waiting,
+            job_unfinished=any(not job.ended for job in jobs.of(repository)),
+            running_jobs=jobs.running + waiting,
             max_concurrent_jobs=await self._places.count(repository.key),
         )
         decision = await self._decide(repository, view, waiting, restores=False)
@@ -155,7 +156,7 @@ class VerificationSteps:
     async def _decide(
         self, repository: BackupRepository, view: VerificationView, waiting: int, *, restores: bool
     ) -> Decision:
-        decision, now = _decide_by(view, restores=restores), self._cluster.clock.monotonic()
+        decision, now = _DECIDE[restores](view), self._cluster.clock.monotonic()
         if decision.hold is None and now >= self._held.get((repository.name, restores), 0.0):
             async with self._places.taking:
                 decision = await self._start(repository, view, waiting, restores=restores)
@@ -168,16 +169,17 @@ class VerificationSteps:
     def _record_of(self, repository: BackupRepository) -> RepositoryVerification:
         return verification.verification_of(repository).before(self._cluster.now() + CLOCKS)
 
-    async def _attend(self, repository: BackupRepository, job: MaintenanceJob) -> Requeue:
-        """Wait for the end of the Job; give up one whose pod never runs."""
-        seconds = self._ages.seconds(repository.name, job.uid)
-        pod = await read_pod(self._cluster.client, self._namespace, job.name)
-        if has_started(pod):
-            return Requeue(leader_jobs.LOOK_AGAIN_SECONDS)
-        if seconds < leader_jobs.START_SECONDS:
-            return Requeue(leader_jobs.START_SECONDS - seconds)
-        failure = await leader_jobs.explain_start(self._sources.causes, job, pod)
-        await self._write(repository, job, _Found(failure=failure), [])
+    async def _attend(self, repository: BackupRepository, job: MaintenanceJob, *, given_up: bool) -> Requeue:
+        """Wait for the end of the Job; give up one whose pod never runs, and delete it."""
+        if not given_up:
+            seconds = self._ages.seconds(repository.name, job.uid)
+            pod = await read_pod(self._cluster.client, self._namespace, job.name)
+            if has_started(pod):
+                return Requeue(leader_jobs.LOOK_AGAIN_SECONDS)
+            if seconds < leader_jobs.START_SECONDS:
+                return Requeue(leader_jobs.START_SECONDS - seconds)
+            failure = await leader_jobs.explain_start(self._sources.causes, job, pod)
+            await self._write(repository, job, _Found(failure=failure), [])
         self._cluster.check_leading()
         await self._cluster.client.delete(JOBS, self._namespace, job.name, uid=job.uid)
         return Requeue(leader_jobs.STEP_SECONDS)
@@ -191,16 +193,16 @@ class VerificationSteps:
         if read is None:
             return Decision(Hold.NOT_OBSERVED)
         jobs, location, settings = read
-        own = [*jobs_of(repository, jobs), *verifications_of(repository, jobs)]
+        own = [*jobs.of(repository), *jobs.verifying(repository)]
         view = replace(
             view,
             location_hold=find_location_hold(location),
             job_unfinished=any(not job.ended for job in own),
-            running_jobs=count_running(jobs) + waiting,
+            running_jobs=jobs.running + waiting,
             max_concurrent_jobs=settings.max_concurrent_jobs,
             windows=settings.windows,
         )
-        decision = _decide_by(view, restores=restores)
+        decision = _DECIDE[restores](view)
         if decision.hold is not None or location is None:
             return decision
         known = record_of(repository)
@@ -372,10 +374,6 @@ class VerificationSteps:
         if self._reported.get(repository.name) != message:
             self._reported[repository.name] = message
             await self._cluster.events.record(repository, reason, redact(message), warning=True)
-
-
-def _decide_by(view: VerificationView, *, restores: bool) -> Decision:
-    return verification.decide_restore_test(view) if restores else verification.decide_verification(view)
 
 
 def _conclude(

@@ -261,6 +261,27 @@ async def test_the_snapshot_of_another_run_which_may_go_on_stays() -> None:
     assert len(scene.made) == 5
 
 
+@pytest.mark.parametrize("in_pod", [True, False])
+@pytest.mark.parametrize("checked", [True, False])
+async def test_the_snapshot_of_an_earlier_pod_goes_with_the_rejection_of_its_transfer(
+    *, checked: bool, in_pod: bool
+) -> None:
+    """That pod was killed in between; of a command of a person, it is named."""
+    scene, volumes = await _planned()
+    snapshot = volumes[0].build_snapshot()
+    assert snapshot is not None
+    await scene.client.create(VOLUME_SNAPSHOTS, snapshot)
+    scene.kube.fail_next("POST", "/datauploads", 403)
+    tools = replace(scene.tools, in_pod=in_pod)
+    if checked:
+        with pytest.raises(BackupError, match="PVC app/data cannot be backed up"):
+            await check_backup(tools, volumes[:1])
+    else:
+        assert len(await start_backup(tools, volumes[:1])) == 1
+    assert scene.made == ([] if in_pod else [f"VolumeSnapshot/{volumes[0].name}"])
+    assert [f"delete volumesnapshot {volumes[0].name})" in one for one in scene.notes] == ([] if in_pod else [True])
+
+
 @pytest.mark.parametrize(
     ("resource", "change", "error"),
     [

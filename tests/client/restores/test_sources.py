@@ -190,7 +190,7 @@ async def test_the_snapshots_are_read_in_order_and_the_job_is_deleted() -> None:
     listing = _Listing()
     older, newer = stored(DATA, "s0", start="2026-11-20T10:00:00Z"), stored(DATA, "s1")
     other = stored(FILES, "s2", cluster="uid-0")
-    listing.end(SnapshotListing(repositories=2, snapshots=3), older, newer, other)
+    listing.end(SnapshotListing(), older, newer, other)
     found = StoredList(location="default", snapshots=[other, newer, older])
     assert await listing.run("default", "app", "db") == found
     assert listing.kube.objects(JOBS) == []
@@ -209,7 +209,7 @@ async def test_the_snapshots_are_read_in_order_and_the_job_is_deleted() -> None:
 async def test_what_could_not_be_listed_is_noted() -> None:
     listing = _Listing()
     unread = [UnreadRepository(volume_namespace="db", message="wrong password")]
-    listing.end(SnapshotListing(repositories=1, snapshots=1, unread=unread, unread_count=4), stored(DATA))
+    listing.end(SnapshotListing(unread=unread, unread_count=4), stored(DATA))
     assert (await listing.run()).notes == [
         "the repository of namespace db: wrong password",
         "3 more repositories could not be listed",
@@ -219,7 +219,7 @@ async def test_what_could_not_be_listed_is_noted() -> None:
 @pytest.mark.looptime
 async def test_a_log_that_lacks_snapshots_is_an_error_with_a_remedy() -> None:
     listing = _Listing()
-    listing.end(SnapshotListing(repositories=2, snapshots=2), stored(DATA), stored(FILES), lost=1)
+    listing.end(SnapshotListing(), stored(DATA), stored(FILES), lost=1)
     cut = r"its log was rotated or cut off: it has 1 of 2 results"
     with pytest.raises(JobError, match=rf"^Pod velero/\S+ of the list: {cut}: list one namespace at a time \(-n\)$"):
         await listing.run()
@@ -234,7 +234,7 @@ async def test_a_job_may_end_while_it_is_looked_at(monkeypatch: pytest.MonkeyPat
     async def request(one: Request) -> Response:
         response = await send(one)
         if one.method == "GET" and one.path.endswith("/pods") and kube.pod["phase"] == "Running":
-            listing.end(SnapshotListing(repositories=1, snapshots=1), stored(DATA, "s1"))
+            listing.end(SnapshotListing(), stored(DATA, "s1"))
             (job,), pods = kube.objects(JOBS), kube.objects(PODS)
             (pod,) = (each for each in pods if each["metadata"]["name"].startswith(job["metadata"]["name"]))
             kube.put(pod | {"status": kube.pod})

@@ -110,8 +110,7 @@ class JobKube(FakeKube):
             for key, one in found.items()
         ]
         checked = [CheckedCopy.like(one, fault=self._find_fault(one.snapshot_id, here)) for one in options.checks]
-        now, deleted_count = self.time + self.pod_ahead, len(found) - len(kept)
-        totals = SnapshotDeletion(deleted=deleted_count, kept=len(kept), checked=len(checked), now=now)
+        totals = SnapshotDeletion(now=self.time + self.pod_ahead)
         log = [*map(DELETED_LINE.format, deleted), *map(CHECKED_LINE.format, checked)]
         self._end(meta["name"], error, error or seal(totals, *log), log)
 

@@ -38,7 +38,7 @@ def _write() -> tuple[str, str]:
     stream.write(_NOISE)
     output.write(CHECKED_LINE, _CHECKED)
     output.write(DELETED_LINE, _DELETED[1])
-    return output.seal(SnapshotDeletion(deleted=2, checked=1)), stream.getvalue()
+    return output.seal(SnapshotDeletion(unread_count=2)), stream.getvalue()
 
 
 def test_each_kind_of_objects_is_read_as_it_was_written_between_other_lines() -> None:
@@ -47,8 +47,8 @@ def test_each_kind_of_objects_is_read_as_it_was_written_between_other_lines() ->
     assert read_output(CHECKED_LINE, message, log) == [_CHECKED]
     assert read_output(REPORTED_LINE, message, log) == []
     # The termination message still has the result.
-    assert SnapshotDeletion.from_json(message) == SnapshotDeletion(deleted=2, checked=1)
-    assert json.loads(message) == json.loads(seal(SnapshotDeletion(deleted=2, checked=1), *log.splitlines()))
+    assert SnapshotDeletion.from_json(message) == SnapshotDeletion(unread_count=2)
+    assert json.loads(message) == json.loads(seal(SnapshotDeletion(unread_count=2), *log.splitlines()))
 
 
 @pytest.mark.parametrize(

@@ -118,27 +118,28 @@ async def test_only_what_the_tags_say_is_its_own_is_deleted(bed: Bed, capsys: py
         bed.snapshot(transfer_uid="uid-of-another"),
         bed.snapshot(transfer_uid=""),
     }
-    checked = await bed.deletion(dry_run=True)
-    assert (checked.deleted, checked.kept, bed.left()) == (2, 0, others | {own, attempt})
+    await bed.deletion(dry_run=True)
+    assert bed.left() == others | {own, attempt}
     assert _written(capsys).keys() == {own, attempt}
     done = await bed.deletion(_TRANSFER, TransferToDelete("empty", "night", "uid-of-night"))
-    assert (done.deleted, done.kept, done.unread) == (2, 0, [])
+    assert done.unread == []
     assert bed.left() == others
     line = _written(capsys)[own]
     assert (line.volume_namespace, line.backup, line.transfer_uid) == ("app", "night", "uid-of-night")
     assert (line.bytes, line.kept) == (5, None)
     # Once more finds nothing to do.
-    assert (await bed.deletion()).deleted == 0
+    await bed.deletion()
+    assert _written(capsys) == {}
 
 
 async def test_what_a_running_restore_names_is_kept(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     restored, other = bed.snapshot(), bed.snapshot()
     bed.put_download(restored, "InProgress")
-    assert (await bed.deletion()).kept == 1
+    await bed.deletion()
     assert _written(capsys)[restored].kept == "DataDownload velero/back names it"
     assert other not in bed.left()
     bed.put_download(restored, "Completed")
-    assert (await bed.deletion()).deleted == 1
+    await bed.deletion()
     assert bed.left() == set()
 
 
@@ -190,7 +191,7 @@ async def test_a_repository_that_cannot_be_opened_is_named_and_the_others_are_do
     damage(broken)
     for dry_run in (True, False):
         done = await bed.deletion(_TRANSFER, TransferToDelete("db", "night", "uid-of-night"), dry_run=dry_run)
-        assert (done.deleted, [one.volume_namespace for one in done.unread], done.unread_count) == (1, ["db"], 1)
+        assert ([one.volume_namespace for one in done.unread], done.unread_count) == (["db"], 1)
         assert cause in done.unread[0].message
         assert _written(capsys).keys() == {own}
     assert bed.left() == set()
@@ -227,7 +228,6 @@ async def test_a_dry_run_reads_the_root_directories_of_copies(bed: Bed, capsys: 
     single = bed.kopia.snapshot(bed.data / "file")
     bed.lose_root(lost)
     done = await bed.check(*(("app", one) for one in (lost, stays, "gone", unfinished, single)))
-    assert (done.deleted, done.checked) == (1, 5)
     assert done.now is not None
     assert done.now - datetime.now(UTC) > timedelta(days=30)
     faults = _faults(capsys)
@@ -248,5 +248,5 @@ async def test_a_copy_without_a_repository_has_a_fault(bed: Bed, capsys: pytest.
     (broken,) = bed.root.glob("kopia/db/kopia.repository*")
     broken.write_bytes(b"no format")
     done = await bed.check(("db", other), ("none", "s1"))
-    assert (done.deleted, done.checked, [one.volume_namespace for one in done.unread]) == (1, 1, ["db"])
+    assert [one.volume_namespace for one in done.unread] == ["db"]
     assert _faults(capsys) == {("none", "s1"): "there is no repository in the folder none"}

@@ -11,7 +11,7 @@ from msgspec import structs
 from core.models.verification import SHARES, Verification, VerificationOutcome, VerifiedShare, VerifiedSnapshot
 from nodeagent.config.windows import VerificationPlan, Window, parse_time_zone
 from nodeagent.maintenance.restore_tests import RestorableCopy, RestoreTests, choose_copy
-from nodeagent.maintenance.rules import Hold
+from nodeagent.maintenance.rules import CLOCKS, Hold
 from nodeagent.maintenance.verification import (
     RepositoryVerification,
     VerificationView,
@@ -101,7 +101,10 @@ def test_a_snapshot_is_proven_once_every_share_was_read_after_it() -> None:
     for share in range(SHARES):
         record = _read(record, NOW + share * HOUR, share)
     assert record.proven_at == NOW
-    assert proves(record, NOW, None)
+    assert proves(record, NOW - CLOCKS, None)
+    # By a clock that is behind: it was completed later.
+    assert not proves(record, NOW - CLOCKS / 2, None)
+    assert not proves(record, NOW - DAY, Verification(at=NOW - CLOCKS / 2, outcome=_FAILED))
     assert not proves(record, NOW + HOUR / 2, None)
     assert proves(record, NOW - DAY, Verification(at=NOW - HOUR, outcome=_FAILED))
     # Some shares were read before it was recorded.

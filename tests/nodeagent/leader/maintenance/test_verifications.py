@@ -182,6 +182,22 @@ async def test_what_a_job_could_not_find_out_is_tried_again(scene: VerificationS
         await scene.until_job(seconds=2 * _HOUR, but=len(scene.jobs))
 
 
+@pytest.mark.parametrize("starts", [False, True], ids=["never starts", "starts meanwhile"])
+async def test_a_job_that_was_given_up_counts_once_although_its_deletion_fails(
+    scene: VerificationScene, *, starts: bool
+) -> None:
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * MINUTE)
+        # The client itself tries several times.
+        scene.kube.fail_next("DELETE", "/jobs/", 500, times=6)
+        await until(lambda: "failures" in scene.stored, seconds=11 * MINUTE, every=1)
+        if starts:
+            scene.start_pod(job)
+        await until(lambda: scene.jobs == [], seconds=15 * MINUTE, every=1)
+    assert scene.stored["failures"] == 1
+    assert scene.reasons() == ["VerificationIncomplete"]
+
+
 async def test_jobs_of_both_kinds_share_the_places_and_nothing_is_verified_unless_configured() -> None:
     scene = VerificationScene(MaintenanceSwitch.ON, backups=["uid"], verification=VerificationPlan(timedelta(hours=16)))
     scene.kube.put(repository_object("shop-default-kopia", lastMaintenanceTime="2026-11-21T10:00:00Z"))

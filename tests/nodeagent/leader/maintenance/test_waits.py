@@ -1,6 +1,8 @@
 """Each repository that is due is maintained within a bounded time, whatever else happens, and never in a tight loop."""
 
 import asyncio
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -8,6 +10,9 @@ from core.kube.errors import UnreachableError
 from core.kube.resources import BACKUP_REPOSITORIES, DEPLOYMENTS, JOBS, PODS
 from core.models.base import format_time
 from nodeagent.config.repositories import MaintenanceSettings
+from nodeagent.leader.maintenance import controller
+from nodeagent.leader.maintenance.controller import MaintenanceController
+from nodeagent.maintenance.jobs import MaintenanceJob, RepositoryJobs
 from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result
 from tests.nodeagent.support.repository_scene import SERVER
@@ -176,3 +181,50 @@ async def test_the_runs_of_a_repository_are_known_when_it_is_created_again(*, ag
             assert scene.history == history
         await asyncio.sleep(24 * _HOUR + 2 * MINUTE)
         assert bool(scene.jobs) is again
+
+
+async def test_the_jobs_are_ordered_once_for_the_looks_at_all_repositories(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of repositories are looked at each minute, and each has a few Jobs."""
+    scene, ordered = MaintenanceScene(), list[RepositoryJobs]()
+
+    class Noted(RepositoryJobs):
+        def __init__(self, jobs: Iterable[MaintenanceJob]) -> None:
+            ordered.append(self)
+            super().__init__(jobs)
+
+    monkeypatch.setattr(controller, "RepositoryJobs", Noted)
+    for number in range(9):
+        scene.kube.put(repository_object(f"app-{number}-default-kopia"))
+    async with scene.running():
+        await asyncio.sleep(30 * MINUTE)
+        assert len(ordered) == 1
+        job = await scene.run_once(result())
+        before = len(ordered)
+        # A Job that is gone is news, too.
+        await scene.client.delete(JOBS, "velero", job["metadata"]["name"])
+        await asyncio.sleep(5 * MINUTE)
+        assert before < len(ordered) <= before + 5
+        assert job["metadata"]["uid"] not in {one.uid for one in ordered[-1].all}
+
+
+async def test_the_end_of_a_job_wakes_its_repository_and_those_that_wait_for_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene, looks, look = MaintenanceScene(), list[str](), MaintenanceController._maintain
+
+    async def note(self: Any, steps: Any, raw: JsonDict, jobs: Any) -> Any:
+        looks.append(raw["metadata"]["name"])
+        return await look(self, steps, raw, jobs)
+
+    monkeypatch.setattr(MaintenanceController, "_maintain", note)
+    for name in ("b", "a"):
+        scene.kube.put(repository_object(f"{name}-default-kopia"))
+    for number in range(9):
+        scene.kube.put(repository_object(f"idle-{number}-default-kopia", frequency="168h0m0s"))
+    async with scene.running():
+        job = await scene.start_job()
+        await asyncio.sleep(_HOUR)
+        looks.clear()
+        scene.end(job, 0, result())
+        await asyncio.sleep(0.01)
+        assert set(looks) == {f"{name}-default-kopia" for name in ("app", "a", "b")}
