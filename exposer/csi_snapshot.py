@@ -139,17 +139,17 @@ class CSISnapshotExposer:
             f"which was not created from VolumeSnapshot {place}{why}"
         )
 
-    async def withdraw(self, request: SnapshotRequest, interruption: Interruption) -> Pending | None:
+    async def withdraw(self, request: SnapshotRequest, last: Interruption, guard: Guard) -> Pending | None:
         """Delete the mover pod and, unless only the mover ended, the backup PVC: the next one may be on another node.
 
         On a lost node the pod would stay for as long as the node does; it only reads. So does the volume, which the
         next attempt does not wait for, but the cleanup.
         """
-        owner, lost = request.owner, interruption.cause is InterruptionCause.NODE_LOST
-        pending = await delete_owned(self._client, owner, PODS, forced=lost)
-        if pending or interruption.in_place:
+        owner, lost = request.owner, last.cause is InterruptionCause.NODE_LOST
+        pending = await delete_owned(self._client, owner, PODS, forced=lost, guard=guard)
+        if pending or last.in_place:
             return pending
-        claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS)
+        claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, guard=guard)
         if claim is None:
             return None
         content = await read_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS)

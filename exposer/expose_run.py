@@ -99,6 +99,8 @@ class ExposeRun:
         copied = resource in {SECRETS, CONFIG_MAPS}
         if is_copy_for(obj, self.owner) if copied else _exposed_for(obj, self.owner):
             if resource == PODS and attempt_of(obj) != self.owner.attempt:
+                # It may be a later one, which another agent has begun.
+                await self.confirm()
                 if pending := await delete_object(self.client, resource, obj):
                     raise PendingError(pending)
                 return None

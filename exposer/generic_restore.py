@@ -139,9 +139,9 @@ class GenericRestoreExposer:
             raise ExposeError(f"PersistentVolume of {place} no longer exists{stays}")
         return KeptVolume(name, original_policy(volume), provisioned=is_provisioned(volume))
 
-    async def withdraw(self, request: RestoreRequest, interruption: Interruption) -> Pending | None:
+    async def withdraw(self, request: RestoreRequest, last: Interruption, guard: Guard) -> Pending | None:
         """Delete the mover pod and, unless only the mover ended, its cache."""
-        return await withdraw_mover(self._client, request.owner, interruption)
+        return await withdraw_mover(self._client, request.owner, last, guard)
 
     async def clean_up(self, request: RestoreRequest) -> Pending | None:
         """Delete the expose objects; None once nothing is left. A rebound volume stays."""

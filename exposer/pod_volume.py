@@ -157,9 +157,9 @@ class PodVolumeExposer:
             pod = pod or await self._ensure_all(request, run, located)
             return await self._causes.inspect(pod)
 
-    async def withdraw(self, request: PodVolumeRequest, interruption: Interruption) -> Pending | None:
+    async def withdraw(self, request: PodVolumeRequest, last: Interruption, guard: Guard) -> Pending | None:
         """Delete the mover pod and, unless only the mover ended, its cache."""
-        return await withdraw_mover(self._client, request.owner, interruption)
+        return await withdraw_mover(self._client, request.owner, last, guard)
 
     async def clean_up(self, request: PodVolumeRequest) -> Pending | None:
         """Delete mover pod and cache PVC; None once they are deleted."""
