@@ -264,7 +264,7 @@ class OrphanRecovery:
         return requeue
 
     async def _adopt(self, kind: Kind[Any], cr: Transfer) -> None:
-        """Set the node label; an Accepted transfer without a live agent is reassigned.
+        """Set the node label; an Accepted transfer without a live agent is reassigned, if there is any agent.
 
         One that an agent of Velero has accepted stays with it while it runs, until the mover pod is on a node of ours.
         """
@@ -275,8 +275,7 @@ class OrphanRecovery:
         if not live and holders & self._agents.velero_nodes():
             self._postpone(cr)
             return
-        if cr.phase is Phase.ACCEPTED and not live and not kind.spec.bound_to_node:
-            await self._reassign(kind, cr)
+        if cr.phase is Phase.ACCEPTED and not live and await self._reassign(kind, cr):
             return
         if not node:
             await self._absent.end_nowhere(kind, cr)

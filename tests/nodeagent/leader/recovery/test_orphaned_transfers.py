@@ -90,6 +90,36 @@ async def test_a_transfer_stays_with_a_running_velero_agent(status: dict[str, st
     assert scene.label() == node
 
 
+@pytest.mark.parametrize("cancel", [False, True])
+async def test_an_accepted_transfer_of_velero_is_reported_and_ended_without_any_agent(cancel: bool) -> None:
+    scene = open_scene("node-a")
+    scene.kube.put(agent_pod("node-a", ready=False))
+    scene.add("du", status={"phase": "Accepted", "acceptedByNode": "win"}, finalizers=[DATA_MOVER_FINALIZER])
+    async with scene.dispatching():
+        cause = "no node agent is ready on node win"
+        await scene.until(
+            lambda: scene.transfer("du")["status"].get("message") == f"{cause}: continues when the agent is back",
+            seconds=45,
+        )
+        if cancel:
+            await scene.client.patch(DATA_UPLOADS, "velero", "du", {"spec": {"cancel": True}})
+        await asyncio.sleep(280 if cancel else 1700)
+        assert scene.phases() == {"du": "Accepted"}
+        await scene.until(lambda: scene.phases() == {"du": "Canceled" if cancel else "Failed"}, seconds=120)
+    assert scene.transfer("du")["status"]["message"].endswith(f": {cause}")
+
+
+async def test_an_accepted_transfer_of_velero_is_given_to_the_first_agent_that_is_ready() -> None:
+    scene = open_scene("node-a")
+    scene.kube.put(agent_pod("node-a", ready=False))
+    scene.add("du", status={"phase": "Accepted", "acceptedByNode": "win"}, finalizers=[DATA_MOVER_FINALIZER])
+    async with scene.dispatching():
+        await asyncio.sleep(300)
+        scene.kube.put(agent_pod("node-a"))
+        await scene.until(lambda: scene.label() == "node-a", seconds=45)
+    assert scene.phases() == {"du": "Accepted"}
+
+
 @pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Canceling"])
 async def test_a_transfer_created_with_its_phase_and_without_a_node_fails(phase: str) -> None:
     scene = open_scene("node-a", limit=1)
