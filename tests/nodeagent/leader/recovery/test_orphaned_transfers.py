@@ -281,6 +281,20 @@ def test_every_case_matches_the_table() -> None:
         assert decide_recovery(transfer, owner) is expected(transfer, owner), (transfer, owner)
 
 
+@pytest.mark.parametrize("phase", ["Accepted", "InProgress", "Completed"])
+async def test_a_rejected_recovery_is_retried_every_minute(phase: str) -> None:
+    scene = open_scene("node-b")
+    scene.add("du", status={"phase": phase}, labels={NODE_LABEL: "node-a"}, finalizers=[DATA_MOVER_FINALIZER])
+    scene.kube.fail_next("PATCH", "/datauploads/du", 403, times=1000)
+    async with scene.dispatching():
+        await asyncio.sleep(60)
+        before = [request.method for request in scene.kube.requests].count("PATCH")
+        await asyncio.sleep(600)
+        assert 9 <= [request.method for request in scene.kube.requests].count("PATCH") - before <= 11
+        scene.kube.fulfill()
+        await scene.until(lambda: scene.label() != "node-a" or scene.phases() == {"du": "Failed"}, seconds=65)
+
+
 async def test_a_blocked_cleanup_is_retried_every_minute_and_soon_again_once_it_gets_on() -> None:
     scene = open_scene("node-a")
     scene.add("du", status={"phase": "Completed"}, labels={NODE_LABEL: "gone"}, finalizers=[DATA_MOVER_FINALIZER])
