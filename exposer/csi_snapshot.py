@@ -19,7 +19,7 @@ from core.kube.types import Manifest, MetadataServiceSpec, Pod, VolumeSnapshot, 
 from core.models.phases import Interruption, InterruptionCause
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
-from exposer.expose_run import ExposeRun, check_copies, delete_copies, ensure_copies, read_storage_access
+from exposer.expose_run import ExposeRun, MoverExposer, check_copies, delete_copies, ensure_copies
 from exposer.leaked_objects import keep_base_snapshot, replace_base_snapshots
 from exposer.manifests import (
     GROUP_ANNOTATION,
@@ -70,12 +70,11 @@ _LONGEST_END_SECONDS: Final = 120.0
 """Of a pod, which has 30 seconds: the kubelet of a lost node never ends it."""
 
 
-class CSISnapshotExposer:
+class CSISnapshotExposer(MoverExposer):
     """Exposes the snapshots of DataUploads: each step can be interrupted and repeated."""
 
     def __init__(self, client: KubeClient, causes: CauseFinder) -> None:
-        self._client = client
-        self._causes = causes
+        super().__init__(client, causes)
         self._since: dict[tuple[str, str], float] = {}
 
     @or_pending
@@ -200,7 +199,7 @@ class CSISnapshotExposer:
         manifest = build_backup_claim(request, size=source.size, mode=source.volume_mode)
         claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
         placement = await place_backup(self._client, request)
-        storage = await read_storage_access(self._client, request.owner.namespace, request.location)
+        storage = await run.read_storage_access(request.location)
         annotated = request.source_namespace in request.settings.exclusions.annotation_namespaces
         named = request.source_namespace, request.source_claim
         excluded = read_exclusions(await self._client.read(PERSISTENT_VOLUME_CLAIMS, *named) if annotated else None)

@@ -56,9 +56,8 @@ from core.models.names import (
     SELECTED_NODE_ANNOTATION,
     VELERO_RESTORE_LABEL,
 )
-from core.models.phases import Interruption
 from core.models.reasons import PendingReason
-from exposer.manifests import GOING_ON, VOLUME_ANNOTATION, cache_claim_name, find_code, read_error, recorded_volumes
+from exposer.manifests import GOING_ON, VOLUME_ANNOTATION, find_code, read_error, recorded_volumes
 from exposer.model import Guard, Owner, Pending, Reader
 
 _log = logging.getLogger(__name__)
@@ -380,17 +379,6 @@ def without_marks(volume: PersistentVolume, policy: str | None = None) -> Manife
     }
     marks = {field: keys for field, keys in found.items() if keys}
     return {"metadata": marks, "spec": {"persistentVolumeReclaimPolicy": policy or original_policy(volume)}}
-
-
-async def withdraw_mover(client: KubeClient, owner: Owner, last: Interruption, guard: Guard) -> Pending | None:
-    """Delete an interrupted attempt's mover pod and, unless only the mover ended, its cache; None: both are gone.
-
-    The pod's node may be the only one that reaches the volume of the cache.
-    """
-    pending = await delete_owned(client, owner, PODS, guard=guard)
-    if pending or last.in_place:
-        return pending
-    return await delete_claim(client, owner, cache_claim_name(owner), guard=guard)
 
 
 async def delete_with_volume(

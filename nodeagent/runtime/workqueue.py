@@ -348,7 +348,3 @@ class Timers:
         """Remove all timers but the ones of `keys`."""
         for key in self._observed.keys() - keys:
             del self._observed[key]
-
-    def __len__(self) -> int:
-        """Return the number of timers."""
-        return len(self._observed)

@@ -164,7 +164,7 @@ async def test_cleanups_of_orphans_and_what_blocks_them_are_on_the_status_page()
         assert (shown["transfers"], shown["pendingMessages"]) == ({"CLEAN_UP": 2}, ["Pod velero/held is being deleted"])
         assert dispatcher._term is not None
         pending = dispatcher._term._orphans._pending
-        assert (len(pending._records), len(pending._operations)) == (1, 1)
+        assert (len(pending._records), len(pending._operations._observed)) == (1, 1)
         transfer = scene.transfer("held")
         transfer["metadata"]["finalizers"] = []
         scene.kube.put(transfer)
@@ -172,7 +172,7 @@ async def test_cleanups_of_orphans_and_what_blocks_them_are_on_the_status_page()
         await scene.until(lambda: dispatcher.report()["orphans"]["transfers"] == {}, seconds=200)
         assert dispatcher.report()["orphans"]["lastError"].startswith("DataUpload velero/rejected: ")
         # Nothing is remembered of a deleted transfer.
-        assert (len(pending._records), len(pending._operations)) == (0, 0)
+        assert (len(pending._records), len(pending._operations._observed)) == (0, 0)
 
 
 async def test_the_invalid_fields_of_an_unreadable_transfer_are_reported_once_and_others_too() -> None:
