@@ -111,6 +111,7 @@ class OrphanRecovery:
         self._agents = agents
         self._nodes = NodeHealth(cluster.client, cluster.clock, gone_after=rules.node_gone_after)
         self._canceling = Timers(cluster.clock)
+        self._alone = Timers(cluster.clock, most_seconds=2 * _UNAVAILABLE_CHECK_SECONDS)
         self._absent = AbsentAgents(cluster, rules, self._canceling, self._choose)
         self._pending = PendingRecords(cluster.clock)
         self._cleaner = CleanUp(cluster.status, cluster.events, self._pending, rules.resource_timeout)
@@ -149,6 +150,7 @@ class OrphanRecovery:
         entries = self._index.entries()
         uids = {entry.uid for entry in entries}
         self._canceling.retain(uids)
+        self._alone.retain(uids)
         self._pending.retain(uids)
         self._explained = {uid: fault for uid, fault in self._explained.items() if uid in uids}
         self._agents.retain({entry.node_label for entry in entries})
@@ -254,7 +256,7 @@ class OrphanRecovery:
         return requeue
 
     async def _adopt(self, kind: Kind[Any], cr: Transfer) -> None:
-        """Set the node label; an Accepted transfer without a live agent is reassigned, if there is any agent.
+        """Set the node label; an Accepted transfer without a live agent is reassigned, or waits for one.
 
         One that an agent of Velero has accepted stays with it while it runs, until the mover pod is on a node of ours.
         """
@@ -263,8 +265,13 @@ class OrphanRecovery:
         live = label_value(node) in self._agents.nodes()
         holders = {label_value(each) for each in (node, (cr.phase is Phase.ACCEPTED and acceptor) or "")}
         if not live and holders & self._agents.velero_nodes():
+            self._alone.forget(cr.uid)
+            await self._absent.clear_report(kind, cr)
             return
-        if cr.phase is Phase.ACCEPTED and not live and await self._reassign(kind, cr):
+        if cr.phase is Phase.ACCEPTED and not live and not kind.spec.bound_to_node:
+            if not await self._reassign(kind, cr) and (seconds := self._alone.seconds(cr.uid)) > 0:
+                # Without the label: an agent of Velero there may be back, and continue it.
+                await self._absent.wait_for_agent(kind, cr, unavailable_for=timedelta(seconds=seconds))
             return
         if not node:
             await self._absent.end_nowhere(kind, cr)
@@ -281,7 +288,7 @@ class OrphanRecovery:
         if chosen is None:
             return False
         label, node = chosen
-        previous = await node_of(kind, cr) or cr.status.accepted_by_node or "another node"
+        previous = await node_of(kind, cr) or "another node"
         accepted = {"acceptedByNode": node} if cr.phase is Phase.ACCEPTED else {}
         stored = await self._cluster.status.annotate(kind, cr, Change(status=accepted, labels={NODE_LABEL: label}))
         message = f"node agent on {previous} is not available; assigned to the node agent on node {node}"

@@ -114,7 +114,12 @@ async def test_an_accepted_transfer_of_velero_is_given_to_the_first_agent_that_i
     scene.kube.put(agent_pod("node-a", ready=False))
     scene.add("du", status={"phase": "Accepted", "acceptedByNode": "win"}, finalizers=[DATA_MOVER_FINALIZER])
     async with scene.dispatching():
-        await asyncio.sleep(300)
+        for ready in (False, True, False):
+            # It is left to an agent of Velero that is only restarted.
+            scene.kube.put(agent_pod("win", annotations={}, ready=ready))
+            await asyncio.sleep(100)
+            assert ("message" in scene.transfer("du")["status"]) is not ready
+            assert scene.label() == ""
         scene.kube.put(agent_pod("node-a"))
         await scene.until(lambda: scene.label() == "node-a", seconds=45)
     assert scene.phases() == {"du": "Accepted"}
