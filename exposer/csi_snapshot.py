@@ -19,7 +19,7 @@ from core.kube.types import Manifest, MetadataServiceSpec, Pod, VolumeSnapshot, 
 from core.models.phases import Interruption, InterruptionCause
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
-from exposer.expose_run import ExposeRun, check_copies, delete_copies, ensure_copies, read_storage_access
+from exposer.expose_run import ExposeRun, MoverExposer, check_copies, delete_copies, ensure_copies
 from exposer.leaked_objects import keep_base_snapshot, replace_base_snapshots
 from exposer.manifests import (
     GROUP_ANNOTATION,
@@ -70,12 +70,11 @@ _LONGEST_END_SECONDS: Final = 120.0
 """Of a pod, which has 30 seconds: the kubelet of a lost node never ends it."""
 
 
-class CSISnapshotExposer:
+class CSISnapshotExposer(MoverExposer):
     """Exposes the snapshots of DataUploads: each step can be interrupted and repeated."""
 
     def __init__(self, client: KubeClient, causes: CauseFinder) -> None:
-        self._client = client
-        self._causes = causes
+        super().__init__(client, causes)
         self._since: dict[tuple[str, str], float] = {}
 
     @or_pending
@@ -139,17 +138,17 @@ class CSISnapshotExposer:
             f"which was not created from VolumeSnapshot {place}{why}"
         )
 
-    async def withdraw(self, request: SnapshotRequest, interruption: Interruption) -> Pending | None:
+    async def withdraw(self, request: SnapshotRequest, last: Interruption, guard: Guard) -> Pending | None:
         """Delete the mover pod and, unless only the mover ended, the backup PVC: the next one may be on another node.
 
         On a lost node the pod would stay for as long as the node does; it only reads. So does the volume, which the
         next attempt does not wait for, but the cleanup.
         """
-        owner, lost = request.owner, interruption.cause is InterruptionCause.NODE_LOST
-        pending = await delete_owned(self._client, owner, PODS, forced=lost)
-        if pending or interruption.in_place:
+        owner, lost = request.owner, last.cause is InterruptionCause.NODE_LOST
+        pending = await delete_owned(self._client, owner, PODS, forced=lost, guard=guard)
+        if pending or last.in_place:
             return pending
-        claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS)
+        claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, guard=guard)
         if claim is None:
             return None
         content = await read_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS)
@@ -200,7 +199,7 @@ class CSISnapshotExposer:
         manifest = build_backup_claim(request, size=source.size, mode=source.volume_mode)
         claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
         placement = await place_backup(self._client, request)
-        storage = await read_storage_access(self._client, request.owner.namespace, request.location)
+        storage = await run.read_storage_access(request.location)
         annotated = request.source_namespace in request.settings.exclusions.annotation_namespaces
         named = request.source_namespace, request.source_claim
         excluded = read_exclusions(await self._client.read(PERSISTENT_VOLUME_CLAIMS, *named) if annotated else None)

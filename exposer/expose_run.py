@@ -12,8 +12,9 @@ Source: Velero v1.18, pkg/exposer/cache_volume.go and validateCachePVCConfig in 
 
 import logging
 from collections.abc import Awaitable, Iterable, Iterator
+from contextlib import suppress
 from types import TracebackType
-from typing import Final, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 from core.errors import ContractError, ExposeError
 from core.kube.client import Deletion, KubeClient
@@ -32,17 +33,21 @@ from core.kube.resources import (
 from core.kube.types import ConfigObject, Manifest, Object, ObjectT, VolumeSnapshotContent
 from core.logs import fields
 from core.models.names import BASE_SNAPSHOT_LABEL, COPY_LABEL, OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
+from core.models.phases import Interruption
 from core.models.reasons import PendingReason
 from core.models.storage import BackupStorageLocation
 from core.models.units import parse_quantity
-from exposer.manifests import build_cache_claim
+from exposer.causes import CauseFinder
+from exposer.manifests import build_cache_claim, cache_claim_name
 from exposer.model import CopyPlan, Guard, NotOwnerError, Owner, Pending, PendingError, Reader
 from exposer.ownership import (
     DELETE,
     check_copy,
     create_pod,
     created_by_velero,
+    delete_claim,
     delete_object,
+    delete_owned,
     describe_object,
     is_being_provisioned,
     is_copy_for,
@@ -52,6 +57,23 @@ from exposer.settings import CacheVolume, StorageAccess
 from exposer.sources import settle_source
 
 _log = logging.getLogger(__name__)
+
+
+class MoverExposer:
+    """The common part of all exposers."""
+
+    def __init__(self, client: KubeClient, causes: CauseFinder) -> None:
+        self._client, self._causes = client, causes
+
+    async def withdraw(self, request: Any, last: Interruption, guard: Guard) -> Pending | None:  # noqa: ANN401 - its own
+        """Delete an interrupted attempt's mover pod and, unless only the mover ended, its cache; None: both are gone.
+
+        The pod's node may be the only one that reaches the volume of the cache.
+        """
+        pending = await delete_owned(self._client, request.owner, PODS, guard=guard)
+        if pending or last.in_place:
+            return pending
+        return await delete_claim(self._client, request.owner, cache_claim_name(request.owner), guard=guard)
 
 
 class ExposeRun:
@@ -99,6 +121,8 @@ class ExposeRun:
         copied = resource in {SECRETS, CONFIG_MAPS}
         if is_copy_for(obj, self.owner) if copied else _exposed_for(obj, self.owner):
             if resource == PODS and attempt_of(obj) != self.owner.attempt:
+                # It may be a later one, which another agent has begun.
+                await self.confirm()
                 if pending := await delete_object(self.client, resource, obj):
                     raise PendingError(pending)
                 return None
@@ -142,6 +166,13 @@ class ExposeRun:
         )
         _log.info("created object", extra=extra)
         return created
+
+    async def read_storage_access(self, location: str) -> StorageAccess:
+        """Return what the movers of that location need; nothing, if it is missing or invalid: they will fail."""
+        raw = await self.client.read(BACKUP_STORAGE_LOCATIONS, self.owner.namespace, location)
+        with suppress(ContractError):
+            return StorageAccess.of(BackupStorageLocation.parse(raw)) if raw is not None else StorageAccess()
+        return StorageAccess()
 
     async def confirm(self) -> None:
         """Raise NotOwnerError, by a read, unless the owner is still this agent's: before what cannot be undone."""
@@ -350,15 +381,3 @@ async def _problem_of(client: KubeClient, cache: CacheVolume) -> str | None:
     if policy != DELETE:
         return f"StorageClass {cache.storage_class} has reclaimPolicy {policy}: cache volumes would not be deleted"
     return None
-
-
-async def read_storage_access(client: KubeClient, namespace: str, location: str) -> StorageAccess:
-    """Return what the movers of that location need; nothing, if it is missing or invalid: they will fail."""
-    raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, location)
-    if raw is None:
-        return StorageAccess()
-    try:
-        found = BackupStorageLocation.parse(raw)
-    except ContractError:
-        return StorageAccess()
-    return StorageAccess.of(found)

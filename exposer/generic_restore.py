@@ -22,17 +22,15 @@ from typing import Final
 
 from core.contract import VolumeMode
 from core.errors import ExposeError
-from core.kube.client import KubeClient, Selection
+from core.kube.client import Selection
 from core.kube.errors import NotFoundError
 from core.kube.resources import NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, STORAGE_CLASSES
 from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, Pod
 from core.models.base import parse_time
 from core.models.names import SELECTED_NODE_ANNOTATION
-from core.models.phases import Interruption
 from core.models.reasons import PendingReason
 from exposer import in_place
-from exposer.causes import CauseFinder
-from exposer.expose_run import ExposeRun, check_copies, delete_copies, ensure_cache, ensure_copies, read_storage_access
+from exposer.expose_run import ExposeRun, MoverExposer, check_copies, delete_copies, ensure_cache, ensure_copies
 from exposer.manifests import (
     build_changed_volume,
     build_restore_claim,
@@ -60,7 +58,6 @@ from exposer.ownership import (
     replace_volume,
     restore_reclaim_policy,
     set_reclaim_policy,
-    withdraw_mover,
 )
 from exposer.pod_manifest import Placement
 from exposer.pods import build_restore_pod
@@ -74,12 +71,8 @@ Source: Velero v1.18, the CSI restore action of PersistentVolumeClaims.
 """
 
 
-class GenericRestoreExposer:
+class GenericRestoreExposer(MoverExposer):
     """Exposes the volumes of DataDownloads, and binds them to their target PVCs."""
-
-    def __init__(self, client: KubeClient, causes: CauseFinder) -> None:
-        self._client = client
-        self._causes = causes
 
     @or_pending
     async def check(self, request: RestoreRequest, reader: Reader) -> None:
@@ -139,10 +132,6 @@ class GenericRestoreExposer:
             raise ExposeError(f"PersistentVolume of {place} no longer exists{stays}")
         return KeptVolume(name, original_policy(volume), provisioned=is_provisioned(volume))
 
-    async def withdraw(self, request: RestoreRequest, interruption: Interruption) -> Pending | None:
-        """Delete the mover pod and, unless only the mover ended, its cache."""
-        return await withdraw_mover(self._client, request.owner, interruption)
-
     async def clean_up(self, request: RestoreRequest) -> Pending | None:
         """Delete the expose objects; None once nothing is left. A rebound volume stays."""
         owner = request.owner
@@ -175,7 +164,7 @@ class GenericRestoreExposer:
             gone = selected != placement.node and await self._is_gone(selected)
             placement = replace(placement, node=None if gone else selected)
         cache = await ensure_cache(run, request.cache, node=placement.node)
-        storage = await read_storage_access(self._client, request.owner.namespace, request.location)
+        storage = await run.read_storage_access(request.location)
         if placement.node or request.volume:
             # The scheduler chose the node of the target's consumer by these. A user who edits the PVC can name another
             # node, but gets a mover no further than a pod.

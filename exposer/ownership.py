@@ -56,10 +56,9 @@ from core.models.names import (
     SELECTED_NODE_ANNOTATION,
     VELERO_RESTORE_LABEL,
 )
-from core.models.phases import Interruption
 from core.models.reasons import PendingReason
-from exposer.manifests import GOING_ON, VOLUME_ANNOTATION, cache_claim_name, find_code, read_error, recorded_volumes
-from exposer.model import Owner, Pending, Reader
+from exposer.manifests import GOING_ON, VOLUME_ANNOTATION, find_code, read_error, recorded_volumes
+from exposer.model import Guard, Owner, Pending, Reader
 
 _log = logging.getLogger(__name__)
 
@@ -242,16 +241,25 @@ async def delete_backup_snapshot(client: KubeClient, snapshot: VolumeSnapshot) -
 
 
 async def read_owned(
-    client: KubeClient, owner: Owner, resource: Resource[ObjectT], name: str | None = None
+    client: KubeClient, owner: Owner, resource: Resource[ObjectT], name: str | None = None, guard: Guard | None = None
 ) -> ObjectT | None:
-    """Return the owner's object of its name or `name`, also a snapshot or content of Velero; None: there is none."""
+    """Return the owner's object of its name or `name`, also a snapshot or content of Velero; None: there is none.
+
+    `guard` is called after the read: what it then lets be deleted is no object of a later attempt.
+    """
     obj = await client.read(resource, owner.namespace if resource.namespaced else "", name or owner.name)
-    return obj if obj is not None and (belongs(obj, owner) or created_by_velero(obj, owner)) else None
+    if obj is None or not (belongs(obj, owner) or created_by_velero(obj, owner)):
+        return None
+    if guard is not None:
+        await guard(sure=True)
+    return obj
 
 
-async def delete_owned(client: KubeClient, owner: Owner, resource: Resource, *, forced: bool = False) -> Pending | None:
+async def delete_owned(
+    client: KubeClient, owner: Owner, resource: Resource, *, forced: bool = False, guard: Guard | None = None
+) -> Pending | None:
     """Delete the owner's object of its name; None once there is none. `forced`: as in `delete_object`."""
-    obj = await read_owned(client, owner, resource)
+    obj = await read_owned(client, owner, resource, guard=guard)
     return None if obj is None else await delete_object(client, resource, obj, forced=forced)
 
 
@@ -371,16 +379,6 @@ def without_marks(volume: PersistentVolume, policy: str | None = None) -> Manife
     }
     marks = {field: keys for field, keys in found.items() if keys}
     return {"metadata": marks, "spec": {"persistentVolumeReclaimPolicy": policy or original_policy(volume)}}
-
-
-async def withdraw_mover(client: KubeClient, owner: Owner, interruption: Interruption) -> Pending | None:
-    """Delete an interrupted attempt's mover pod and, unless only the mover ended, its cache; None: both are gone.
-
-    The pod's node may be the only one that reaches the volume of the cache.
-    """
-    if pending := await delete_owned(client, owner, PODS):
-        return pending
-    return None if interruption.in_place else await delete_claim(client, owner, cache_claim_name(owner))
 
 
 async def delete_with_volume(
@@ -503,9 +501,11 @@ _REFUSALS: Final = frozenset(
 """Codes by which a driver refuses to create a volume. Source: CSI 1.12, spec.md (CreateVolume)."""
 
 
-async def delete_claim(client: KubeClient, owner: Owner, name: str, *, marks: Manifest | None = None) -> Pending | None:
+async def delete_claim(
+    client: KubeClient, owner: Owner, name: str, *, marks: Manifest | None = None, guard: Guard | None = None
+) -> Pending | None:
     """Delete the owner's PVC of that name with its volume, which gets the `marks`; None once there is no such PVC."""
-    claim = await read_owned(client, owner, PERSISTENT_VOLUME_CLAIMS, name)
+    claim = await read_owned(client, owner, PERSISTENT_VOLUME_CLAIMS, name, guard)
     return None if claim is None else await delete_with_volume(client, claim, marks=marks)
 
 

@@ -10,15 +10,15 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, POD_VOLUME_RESTORES, PODS
 from core.kube.types import PersistentVolume, PersistentVolumeClaim, Pod, UncheckedObject, Volume
 from core.models.names import POD_UID_LABEL, POD_VOLUME_FINALIZER
-from core.models.phases import FINAL_PHASES, Interruption
+from core.models.phases import FINAL_PHASES
 from core.models.reasons import PendingReason
 from core.models.transfers import PodReference
 from exposer.causes import CauseFinder
-from exposer.expose_run import ExposeRun, ensure_cache, read_storage_access
+from exposer.expose_run import ExposeRun, MoverExposer, ensure_cache
 from exposer.in_place import find_users
 from exposer.manifests import cache_claim_name
 from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, Reader, or_pending
-from exposer.ownership import delete_claim, delete_owned, read_owned, withdraw_mover
+from exposer.ownership import delete_claim, delete_owned, read_owned
 from exposer.pods import build_pod_volume_pod
 from exposer.settings import read_exclusions
 from exposer.workload import (
@@ -40,14 +40,13 @@ from exposer.workload import (
 )
 
 
-class PodVolumeExposer:
+class PodVolumeExposer(MoverExposer):
     """The exposer of PodVolumeBackups and PodVolumeRestores."""
 
     def __init__(self, client: KubeClient, causes: CauseFinder, *, node: str | None = None) -> None:
         """Expose volumes of pods; look up the directories of those on `node`, where this process runs."""
-        self._client = client
+        super().__init__(client, causes)
         self._node = node
-        self._causes = causes
 
     async def locate(self, request: PodVolumeRequest, reader: Reader) -> LocatedVolume | Pending:
         """Return where the volume is, or why it is pending; ExposeError: it can never be exposed. Reads only."""
@@ -157,10 +156,6 @@ class PodVolumeExposer:
             pod = pod or await self._ensure_all(request, run, located)
             return await self._causes.inspect(pod)
 
-    async def withdraw(self, request: PodVolumeRequest, interruption: Interruption) -> Pending | None:
-        """Delete the mover pod and, unless only the mover ended, its cache."""
-        return await withdraw_mover(self._client, request.owner, interruption)
-
     async def clean_up(self, request: PodVolumeRequest) -> Pending | None:
         """Delete mover pod and cache PVC; None once they are deleted."""
         owner = request.owner
@@ -170,7 +165,7 @@ class PodVolumeExposer:
     async def _ensure_all(self, request: PodVolumeRequest, run: ExposeRun, located: LocatedVolume) -> Pod:
         found = replace(located, directory=self._find_directory(request, located))
         cache = await ensure_cache(run, request.cache, node=located.node)
-        storage = await read_storage_access(self._client, request.owner.namespace, request.location)
+        storage = await run.read_storage_access(request.location)
         return await run.ensure(PODS, build_pod_volume_pod(request, found, storage=storage, cache=cache))
 
     def _find_directory(self, request: PodVolumeRequest, located: LocatedVolume) -> str:

@@ -135,6 +135,10 @@ class _LiveAgent(NamedTuple):
     features: str
 
 
+_UNSEEN_SECONDS: Final = 10.0
+"""Count of an unavailable agent at most between two looks at it: this process may have been frozen in between."""
+
+
 class LiveAgents:
     """The live agents of one namespace, kept by `informer`; `backoff` are their nodes that are passed over."""
 
@@ -144,10 +148,12 @@ class LiveAgents:
         self._on_change = on_change
         self._nodes: Mapping[str, str] | None = None
         self._velero_nodes: AbstractSet[str] | None = None
-        self._unavailable = Timers(clock)
         self.backoff = NodeBackoff(clock)
         selection = Selection(PODS, namespace, label_selector=AGENT_SELECTOR)
         self.informer = Informer(client, selection, clock=clock, trim=_trim, on_change=self._on_pod)
+        self._unavailable = Timers(
+            clock, most_seconds=_UNSEEN_SECONDS, outdated_seconds=lambda: self.informer.outdated_seconds
+        )
 
     def nodes(self, feature: str | None = None) -> Mapping[str, str]:
         """Return the names of nodes with a live agent that has the feature, by node label value; None: every agent."""

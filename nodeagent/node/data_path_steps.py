@@ -17,6 +17,7 @@ from core.models.reasons import PendingReason
 from core.models.units import format_duration
 from exposer.model import LINUX, Pending
 from nodeagent.metrics import REFUSED_RESTORES, RETRIES, RETRY_LOST_SECONDS, WAIT_SECONDS
+from nodeagent.node.expose_steps import build_guard
 from nodeagent.node.lifecycle import CancelState, Case
 from nodeagent.node.steps import StepBase
 from nodeagent.runtime.workqueue import Requeue
@@ -193,7 +194,7 @@ def _not_retried(case: Case) -> str:
 
 
 _FENCED_CHECK_SECONDS: Final = 60.0
-"""Between two looks at a pod that may still write: each costs two requests, and it may stay for hours."""
+"""Between two looks at a pod that may still write: each costs three requests, and it may stay for hours."""
 
 _OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 """Source: Kubernetes, Non-graceful node shutdown: by this taint an administrator says that a node is off."""
@@ -235,7 +236,8 @@ class AttemptSteps(StepBase):
         if cr.attempts.last is None or cr.attempts.last.cause is not InterruptionCause.NODE_LOST:
             # The kubelet of a lost node does not answer.
             await self._tools.logs.copy(cr, case.pod)
-        pending = await self._pending_if_rejected(case.kind.withdraw(cr))
+        guard = build_guard(self._tools.client, case, self._site, current=lambda: None)
+        pending = await self._pending_if_rejected(case.kind.withdraw(cr, guard))
         if isinstance(pending, Pending):
             await self._report_pending(case, _explain_fence(case, pending))
             fenced = self._pending.get(cr.uid).reported.reason == PendingReason.FENCING

@@ -1,6 +1,5 @@
 """The steps before a data path may start: expose, recreate, take over, time out, cancel."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,7 +9,6 @@ from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.kube.types import UncheckedObject
-from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import BLOCK_PREFERRED_ANNOTATION, FS_DATA_MOVER, MOVER_LOST_ANNOTATION, NODE_LABEL, label_value
 from core.models.phases import Phase
@@ -27,11 +25,9 @@ from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers import mover_pod
 from nodeagent.transfers.status import Change, cancel_cause
 
-_log = logging.getLogger(__name__)
-
 
 def build_guard(client: KubeClient, case: Case, site: Site, *, current: Callable[[], UncheckedObject | None]) -> Guard:
-    """Return the check that the transfer of `case` has not started and has the label of `site`.
+    """Return the check that the transfer of `case` is where it was, before its start, and has the label of `site`.
 
     `current` returns the transfer as cached; None if it is not cached, or older than the last write of this agent.
     """
@@ -51,7 +47,8 @@ def build_guard(client: KubeClient, case: Case, site: Site, *, current: Callable
         if now is None:
             raise NotOwnerError(f"{place} no longer exists or is final", ended=True)
         owned = now.metadata.labels.get(NODE_LABEL) == site.label
-        if not now.preparing or not owned or now.attempts.number != cr.attempts.number:
+        there = now.between_attempts if cr.between_attempts else now.preparing
+        if not there or not owned or now.attempts.number != cr.attempts.number:
             raise NotOwnerError(f"{place} has another owning agent or has started", ended=False)
 
     return guard
@@ -159,14 +156,10 @@ class ExposeSteps(StepBase):
         return await self._end(case, Phase.CANCELED, f"canceled while {case.view.phase}: {cancel_cause(case.cr)}")
 
     async def _ensure(self, case: Case) -> Exposed | Pending | Requeue | None:
+        current = partial(self._tools.cache.current, case.cr.key)
+        guard = build_guard(self._tools.client, case, self._site, current=current)
         try:
-            current = partial(self._tools.cache.current, case.cr.key)
-            guard = build_guard(self._tools.client, case, self._site, current=current)
             return await self._pending_if_rejected(case.kind.ensure_exposed(case.cr, guard))
-        except NotOwnerError as e:
-            cr = case.cr
-            _log.debug("expose stopped: %s", e, extra=fields(**cr.identity, phase=str(cr.phase), node=self._site.node))
-            return None
         except NoDeviceError as e:
             if case.cr.prefers_block:
                 return await self._use_files(case, str(e))

@@ -9,6 +9,7 @@ reports.
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from core.models.base import JsonDict
 from core.models.phases import RUNNING_PHASES, AttemptStage, Phase
 from core.models.reasons import UNREADABLE, PendingReason
 from core.models.transfers import Transfer
+from exposer.model import NotOwnerError
 from exposer.pod_status import mover_status, parse_pod_end
 from exposer.workload import read_termination_message
 from nodeagent.metrics import SLOTS
@@ -49,39 +51,43 @@ from nodeagent.transfers.mover_pod import PodState, find_unreplaced, has_ended, 
 _log = logging.getLogger(__name__)
 
 
+_ERROR_PAUSE_SECONDS: Final = 30.0
+"""After an error that a retry alone does not fix: a permission may be granted, a webhook repaired."""
+
+
 class TransferFaults:
     """Reports each fault of a transfer once: in the log, as an Event and in its status."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools, self._events, self._cache = tools, tools.events, tools.cache
-        self._invalid: dict[str, str] = {}
+        self._reported_at: dict[TransferKey, float] = {}
         self._faults = Faults(_log)
 
-    async def report_invalid(self, key: TransferKey, message: str) -> None:
-        """Report that a custom resource does not have the form of its kind, and `message` where it differs."""
-        raw = self._cache.raw(key)
-        if raw is None or self._invalid.get(raw["metadata"]["uid"]) == message:
-            return
-        self._invalid[raw["metadata"]["uid"]] = message
-        _log.error("invalid custom resource, ignored until it changes: %s", message, extra=_identity(key))
-        await self._events.record_warning(raw, UNREADABLE, message)
+    async def report_invalid(self, key: TransferKey, error: InvalidTransferError) -> None:
+        """Report that a custom resource does not have the form of its kind, and where it differs."""
+        ignored, raw = "invalid custom resource, ignored until it changes", self._cache.raw(key)
+        if raw is not None and self._faults.report(key, ignored, error, extra=_identity(key)):
+            await self._events.record_warning(raw, UNREADABLE, str(error))
 
     async def report_failed(self, kind: Kind[Any], key: TransferKey, error: AgentError) -> None:
-        """Report that a step failed with `error` and will be retried."""
+        """Report that a step failed with `error` and will be retried.
+
+        Another text follows after a pause: a webhook may name each request, and the write enqueues the transfer.
+        """
+        now = self._tools.clock.monotonic()
+        if now - self._reported_at.get(key, -math.inf) < _ERROR_PAUSE_SECONDS:
+            return
         if not self._faults.report(key, "step failed, will retry", error, extra=_identity(key)):
             return
+        self._reported_at[key] = now
         raw = self._cache.raw(key)
         if raw is not None:
             await self._events.record_warning(raw, PendingReason.STEP_FAILED, str(error))
         await self._write_message(kind, key, str(error))
 
-    def clear(self, key: TransferKey) -> None:
-        """Forget the last error of a transfer: its step succeeded."""
-        self._faults.forget(key)
-
-    def forget(self, key: TransferKey, uid: str) -> None:
-        """Drop what is remembered about a transfer."""
-        self._invalid.pop(uid, None)
+    def forget(self, key: TransferKey) -> None:
+        """Forget the last error of a transfer: its step succeeded, or it no longer exists."""
+        self._reported_at.pop(key, None)
         self._faults.forget(key)
 
     async def _write_message(self, kind: Kind[Any], key: TransferKey, message: str) -> None:
@@ -128,9 +134,6 @@ _WORKERS: Final = 16
 
 _MOST_CONFLICTS: Final = 3
 """How often a step is decided in a row after conflicts, before it backs off."""
-
-_ERROR_PAUSE_SECONDS: Final = 30.0
-"""After an error that a retry alone does not fix: a permission may be granted, a webhook repaired."""
 
 _NOT_FOUND_PAUSE_SECONDS: Final = 5.0
 """Before a transfer is reconciled again after one of its objects was not found."""
@@ -220,7 +223,11 @@ class Reconciler:
         try:
             requeue = await self._reconcile(key)
         except InvalidTransferError as e:
-            await self._faults.report_invalid(key, str(e))
+            await self._faults.report_invalid(key, e)
+            return None
+        except NotOwnerError as e:
+            # The cache is outdated: its next change enqueues the key.
+            _log.debug("step stopped: %s", e, extra=_identity(key))
             return None
         except NotFoundError as e:
             # The transfer itself, or an object that was deleted meanwhile: the next pass finds out.
@@ -232,7 +239,7 @@ class Reconciler:
             await self._faults.report_failed(self._kinds[key[0]], key, e)
             return Requeue(_ERROR_PAUSE_SECONDS)
         else:
-            self._faults.clear(key)
+            self._faults.forget(key)
             return requeue
         finally:
             self._wake_next()
@@ -374,4 +381,4 @@ class Reconciler:
         self._tools.logs.forget(uid)
         self._cache.forget(key)
         self._tools.progress.leave(key[0], uid, again=False)
-        self._faults.forget(key, uid)
+        self._faults.forget(key)

@@ -204,9 +204,9 @@ class WorkQueue(Generic[K]):
             # Wakes one worker, not all.
             self._ready_count.release()
 
-    def waits(self, key: K) -> bool:
-        """Return whether `key` is due later."""
-        return key in self._due
+    def holds(self, key: K) -> bool:
+        """Return whether `key` is handled now, or due later."""
+        return key in self._working or key in self._due
 
     def add_after(self, key: K, seconds: float) -> None:
         """Enqueue `key` in `seconds`; the earliest of several times counts."""
@@ -348,7 +348,3 @@ class Timers:
         """Remove all timers but the ones of `keys`."""
         for key in self._observed.keys() - keys:
             del self._observed[key]
-
-    def __len__(self) -> int:
-        """Return the number of timers."""
-        return len(self._observed)

@@ -30,7 +30,7 @@ from tests.exposer.support.inputs import snapshot_request, template
 from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene, RestoreScene
 from tests.exposer.support.steps import AnyScene, GuardAt, check, clean_up, ensure, expose
 from tests.exposer.support.steps import assert_clean as assert_clean_restore
-from tests.exposer.support.world import World
+from tests.exposer.support.world import World, no_guard
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.objects import JsonDict
 
@@ -291,7 +291,7 @@ def grace_of_deleted_pods(scene: BackupScene) -> list[int | None]:
 
 
 async def withdraw(scene: BackupScene, interruption: Interruption) -> None:
-    await scene.world.until_none(lambda: scene.exposer().withdraw(scene.request, interruption))
+    await scene.world.until_none(lambda: scene.exposer().withdraw(scene.request, interruption, no_guard))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Objects of other owners with the name of an expose object: reported, never adopted, never deleted."""
 
 import re
+from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
@@ -15,10 +16,11 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import Retry
-from core.models.names import OWNER_UID_LABEL
+from core.models.names import ATTEMPT_LABEL, OWNER_UID_LABEL
 from exposer.expose_run import ExposeRun
 from exposer.model import NotOwnerError, Owner, Pending, PendingError, or_pending
 from exposer.ownership import delete_claim, delete_object, delete_owned
+from tests.exposer.support.steps import GuardAt
 from tests.exposer.support.world import no_guard
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -113,6 +115,18 @@ async def test_another_owners_object_fails_the_transfer_and_is_named(resource: R
     deployed = Owner("apps/v1", "ReplicaSet", "velero", "web", "uid-of-web")
     with pytest.raises(ExposeError, match=f"{re.escape(text)} but to ReplicaSet web: delete it"):
         await meet(build(resource, deployed, labeled=False), resource)
+
+
+@pytest.mark.parametrize("outdated", [False, True])
+async def test_the_pod_of_another_attempt_is_deleted_unless_the_view_of_its_agent_is_outdated(outdated: bool) -> None:
+    kube = FakeKube()
+    pod = build(PODS, OWNER)
+    pod["metadata"]["labels"][ATTEMPT_LABEL] = "2"
+    kube.put(pod)
+    run = ExposeRun(KubeClient(kube, Retry(LoopClock())), OWNER, GuardAt(1 if outdated else 9, ended=False))
+    with pytest.raises(NotOwnerError) if outdated else nullcontext():
+        await run.read(PODS, OWNER.name)
+    assert bool(kube.objects(PODS)) is outdated
 
 
 async def test_a_run_that_ends_pending_is_undone_if_its_owner_has_ended() -> None:

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
-from exposer.expose_run import read_storage_access
+from exposer.expose_run import ExposeRun
+from exposer.model import Owner
 from exposer.settings import StorageAccess
+from tests.exposer.support.world import no_guard
 from tests.support.objects import JsonDict
 from tests.support.scripted import answer, rejection, scripted_client, stored
 
@@ -50,4 +52,5 @@ def location(provider: str = "velero.io/aws", **spec: Any) -> JsonDict:
 )
 async def test_a_location_needs(found: JsonDict, expected: StorageAccess) -> None:
     client = scripted_client(lambda _: answer(found) if found else rejection(404, "not found"))
-    assert await read_storage_access(client, "velero", "default") == expected
+    run = ExposeRun(client, Owner("velero.io/v1", "PodVolumeBackup", "velero", "pvb", "uid"), no_guard)
+    assert await run.read_storage_access("default") == expected

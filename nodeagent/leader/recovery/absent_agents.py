@@ -135,10 +135,10 @@ cancel transfers that no agent handles (preparing: 5 minutes, in progress: an ho
 
 
 async def node_of(kind: Kind[Any], cr: Transfer) -> str:
-    """Return the name of the node in the node label; the label's value if the name is unknown."""
+    """Return the name of the node in the node label; the label's value if the name is unknown; its own without one."""
     label = cr.metadata.labels.get(NODE_LABEL, "")
     for name in (cr.status.node, cr.status.accepted_by_node):
-        if name and label_value(name) == label:
+        if name and label in {"", label_value(name)}:
             return name
     # A value of maximum length may be a shortened name.
     named = await kind.read_node(cr) if len(label) >= _LONGEST_LABEL else None

@@ -95,10 +95,6 @@ _UNAVAILABLE_AFTER_SECONDS: Final = 30.0
 _UNAVAILABLE_CHECK_SECONDS: Final = 30.0
 """Between checks of a transfer with an unavailable agent or a lost node: a cancel or a timeout may be due."""
 
-_MAY_WAIT: Final = frozenset(
-    {RecoveryAction.ADOPT, RecoveryAction.LEAVE_NODE, RecoveryAction.REASSIGN, RecoveryAction.WAIT_FOR_AGENT}
-)
-
 _REJECTED_PAUSE_SECONDS: Final = 60.0
 """After an error that a retry does not resolve."""
 
@@ -115,13 +111,14 @@ class OrphanRecovery:
         self._agents = agents
         self._nodes = NodeHealth(cluster.client, cluster.clock, gone_after=rules.node_gone_after)
         self._canceling = Timers(cluster.clock)
+        self._alone = Timers(cluster.clock, most_seconds=2 * _UNAVAILABLE_CHECK_SECONDS)
         self._absent = AbsentAgents(cluster, rules, self._canceling, self._choose)
         self._pending = PendingRecords(cluster.clock)
         self._cleaner = CleanUp(cluster.status, cluster.events, self._pending, rules.resource_timeout)
         self._logs = MoverLogs(cluster.client)
         self._last_error = ""
         self._chosen: dict[str, str] = {}
-        self._not_before: dict[tuple[str, str, str], float] = {}
+        self._last: dict[tuple[str, str, str], RecoveryAction] = {}
         self._explained: dict[str, str] = {}
         self._faults = Faults(_log)
         self._queue: WorkQueue[tuple[str, str, str]] = WorkQueue(cluster.clock, name="orphans", workers=_WORKERS)
@@ -146,25 +143,22 @@ class OrphanRecovery:
                 await self._cluster.clock.sleep(_SCAN_SECONDS)
 
     def _scan(self) -> None:
-        """Enqueue what needs a step; a transfer that waits for its agent only every 30 seconds."""
-        now = self._cluster.clock.monotonic()
-        self._not_before = {key: at for key, at in self._not_before.items() if at > now}
+        """Enqueue what needs another step than the last one, which the queue repeats when that is due."""
+        self._last = {key: action for key, action in self._last.items() if self._queue.holds(key)}
         # The index shows by now what was chosen after the last scan.
         self._chosen.clear()
         entries = self._index.entries()
         uids = {entry.uid for entry in entries}
         self._canceling.retain(uids)
+        self._alone.retain(uids)
         self._pending.retain(uids)
         self._explained = {uid: fault for uid, fault in self._explained.items() if uid in uids}
         self._agents.retain({entry.node_label for entry in entries})
         # Most of all transfers are finished and cleaned up.
         for entry in (entry for entry in entries if entry.finalizer or not entry.phase.final):
             action = self._action_for(entry)
-            later = action in _MAY_WAIT and entry.key in self._not_before
-            # One that is blocked is retried every minute.
-            later |= action is RecoveryAction.CLEAN_UP and self._queue.waits(entry.key)
             reported = action is RecoveryAction.REPORT_INVALID and self._explained.get(entry.uid) == entry.fault
-            if action is not RecoveryAction.NOTHING and not later and not reported:
+            if action not in {RecoveryAction.NOTHING, self._last.get(entry.key)} and not reported:
                 self._queue.add(entry.key)
 
     def _action_for(self, entry: Entry) -> RecoveryAction:
@@ -189,6 +183,8 @@ class OrphanRecovery:
         except AgentError as e:
             self._last_error = f"{kind.spec.name} {key[1]}/{key[2]}: {e}"
             if e.retry:
+                # The next scan, not the end of a long backoff.
+                self._last.pop(key, None)
                 raise
             self._faults.report(key, "recovery of an orphaned transfer failed", e, extra=log_fields)
             return Requeue(_REJECTED_PAUSE_SECONDS)
@@ -203,6 +199,7 @@ class OrphanRecovery:
         action = self._action_for(entry)
         if action is RecoveryAction.NOTHING:
             return None
+        self._last[key] = action
         self._cluster.check_leading()
         if action is RecoveryAction.REPORT_INVALID:
             self._explained[entry.uid] = fault = entry.fault or ""
@@ -226,7 +223,7 @@ class OrphanRecovery:
                 await self._absent.clear_report(kind, cr)
             case RecoveryAction.CLEAN_UP:
                 return await self._clean_up(kind, cr)
-        return None
+        return Requeue(_UNAVAILABLE_CHECK_SECONDS)
 
     async def _has_pod_there(self, cr: Transfer) -> bool:
         """Return whether the next attempt already has a mover pod on its agent's node: no other agent can use it."""
@@ -239,16 +236,11 @@ class OrphanRecovery:
         loss = await self._nodes.confirm_loss(await node_of(kind, cr))
         if loss is not None:
             await self._absent.leave_node(kind, cr, loss)
-            self._postpone(cr)
         return loss is not None
 
     async def _wait_for_agent(self, kind: Kind[Any], cr: Transfer) -> None:
-        self._postpone(cr)
         unavailable_seconds = self._agents.seconds_unavailable(cr.metadata.labels.get(NODE_LABEL, ""))
         await self._absent.wait_for_agent(kind, cr, unavailable_for=timedelta(seconds=unavailable_seconds))
-
-    def _postpone(self, cr: Transfer) -> None:
-        self._not_before[cr.key] = self._cluster.clock.monotonic() + _UNAVAILABLE_CHECK_SECONDS
 
     async def _clean_up(self, kind: Kind[Any], cr: Transfer) -> Requeue | None:
         """Take the next step of the cleanup; copy the mover's log first, as the agent would have done."""
@@ -264,7 +256,7 @@ class OrphanRecovery:
         return requeue
 
     async def _adopt(self, kind: Kind[Any], cr: Transfer) -> None:
-        """Set the node label; an Accepted transfer without a live agent is reassigned.
+        """Set the node label; an Accepted transfer without a live agent is reassigned, or waits for one.
 
         One that an agent of Velero has accepted stays with it while it runs, until the mover pod is on a node of ours.
         """
@@ -273,10 +265,13 @@ class OrphanRecovery:
         live = label_value(node) in self._agents.nodes()
         holders = {label_value(each) for each in (node, (cr.phase is Phase.ACCEPTED and acceptor) or "")}
         if not live and holders & self._agents.velero_nodes():
-            self._postpone(cr)
+            self._alone.forget(cr.uid)
+            await self._absent.clear_report(kind, cr)
             return
         if cr.phase is Phase.ACCEPTED and not live and not kind.spec.bound_to_node:
-            await self._reassign(kind, cr)
+            if not await self._reassign(kind, cr) and (seconds := self._alone.seconds(cr.uid)) > 0:
+                # Without the label: an agent of Velero there may be back, and continue it.
+                await self._absent.wait_for_agent(kind, cr, unavailable_for=timedelta(seconds=seconds))
             return
         if not node:
             await self._absent.end_nowhere(kind, cr)
@@ -293,7 +288,7 @@ class OrphanRecovery:
         if chosen is None:
             return False
         label, node = chosen
-        previous = await node_of(kind, cr) or cr.status.accepted_by_node or "another node"
+        previous = await node_of(kind, cr) or "another node"
         accepted = {"acceptedByNode": node} if cr.phase is Phase.ACCEPTED else {}
         stored = await self._cluster.status.annotate(kind, cr, Change(status=accepted, labels={NODE_LABEL: label}))
         message = f"node agent on {previous} is not available; assigned to the node agent on node {node}"

@@ -230,10 +230,10 @@ class Kind(ABC, Generic[C]):
         """
         await self.exposer.confirm(self._request(cr))
 
-    async def withdraw(self, cr: C) -> Pending | None:
+    async def withdraw(self, cr: C, guard: Guard) -> Pending | None:
         """Delete what keeps another attempt of `cr` from being exposed; None once it is gone."""
         last = cr.attempts.last
-        return cast("Pending | None", last and await self.exposer.withdraw(self._request(cr), last))
+        return cast("Pending | None", last and await self.exposer.withdraw(self._request(cr), last, guard))
 
     async def clean_up(self, cr: C) -> Pending | None:
         """Delete the expose objects of `cr`, which is final; None once all of them are deleted."""

@@ -1,22 +1,28 @@
 """Two agents on one node, as during a rolling update, and transfers that an agent of Velero has started."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import pytest
 
-from core.kube.resources import PODS
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
+from core.kube.transport import Request, Response, Transport
 from core.models.names import NODE_LABEL
-from core.models.phases import RetryRules
+from core.models.phases import AttemptStage, RetryRules
+from tests.nodeagent.flows.test_retries import attempts_of, set_pod_status
+from tests.nodeagent.flows.test_retries import mover_pod as pod_of
 from tests.nodeagent.support.harness import World, accepted, open_world
-from tests.nodeagent.support.simulation import Mover
+from tests.nodeagent.support.simulation import TRANSFER_RESOURCES, Mover
 from tests.nodeagent.support.transfers import (
     MOVER_LABELS,
     NAMESPACE,
     NODE,
     TRANSFERS,
     data_upload,
+    ended,
     mover_pod,
     pod_volume_backup,
     pod_volume_restore,
@@ -76,6 +82,69 @@ async def test_two_agents_of_one_node_share_its_slots(kind: str) -> None:
                 await asyncio.sleep(0.01)
         assert [world.phase(kind, name) for name in ("first", "second")] == ["Completed", "Completed"]
     assert most == 1
+
+
+@dataclass
+class Freezer(Transport):
+    """The transport of an agent that freezes before the first request that `at` selects, until `going` is set."""
+
+    inner: Transport
+    at: Callable[[Request], bool]
+    going: asyncio.Event = field(default_factory=asyncio.Event)
+    frozen: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def request(self, request: Request) -> Response:
+        if self.at(request):
+            self.frozen.set()
+        if self.frozen.is_set():
+            await self.going.wait()
+        return await self.inner.request(request)
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[bytes]]:
+        async def lines() -> AsyncIterator[bytes]:
+            async for line in inner:
+                if self.frozen.is_set():
+                    await self.going.wait()
+                yield line
+
+        async with self.inner.stream(request) as inner:
+            yield lines()
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("verb", ["GET", "DELETE"])
+@pytest.mark.parametrize("kind", ["DataUpload", "DataDownload"])
+async def test_an_agent_that_was_frozen_leaves_the_next_attempt_of_another_agent_alone(kind: str, verb: str) -> None:
+    retries, resource = RetryRules(initial_backoff=timedelta(seconds=1), deadline=None), TRANSFER_RESOURCES[kind]
+    async with open_world(accepted(TRANSFERS[kind]()), mover=Mover(seconds=1000)) as world:
+        name = world.transfer(kind)["metadata"]["name"]
+        path = f"/pods/{name}"
+
+        def withdraws(request: Request) -> bool:
+            waiting = attempts_of(world, kind).stage is AttemptStage.WAITING
+            return waiting and request.method == verb and request.path.endswith(path)
+
+        first = Freezer(world.kube, withdraws)
+        async with world.agent(first, retries=retries):
+            await world.until(lambda: world.transfer(kind).get("status", {}).get("progress") is not None)
+            await set_pod_status(world, kind, ended(137))
+            await first.frozen.wait()
+            # As the leader reassigns it.
+            world.cluster.node, world.cluster.grants = "node-b", True
+            labels = {"metadata": {"labels": {NODE_LABEL: "node-b"}}}
+            await world.cluster.client.patch(resource, NAMESPACE, name, labels)
+            async with world.agent(node="node-b", retries=retries):
+                await world.until(lambda: attempts_of(world, kind).stage is AttemptStage.RUNNING)
+                before = [pod_of(world, kind), *world.kube.objects(PERSISTENT_VOLUME_CLAIMS)]
+                first.going.set()
+                await asyncio.sleep(30)
+                after = [pod_of(world, kind), *world.kube.objects(PERSISTENT_VOLUME_CLAIMS)]
+    assert [one["metadata"].get("deletionTimestamp") for one in after] == [None] * len(before)
+    assert [one["metadata"]["uid"] for one in after] == [one["metadata"]["uid"] for one in before]
+    assert (attempts_of(world, kind).number, world.phase(kind)) == (2, "InProgress")
 
 
 BY_VELERO = {"DataUpload": data_upload, "PodVolumeBackup": pod_volume_backup, "PodVolumeRestore": pod_volume_restore}

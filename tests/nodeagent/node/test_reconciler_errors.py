@@ -166,6 +166,22 @@ async def test_a_failed_step_is_an_event_where_its_message_cannot_be_written() -
     assert (world.phase("DataDownload"), world.reasons().count("StepFailed")) == ("Completed", 1)
 
 
+async def test_a_rejection_whose_text_always_changes_is_retried_after_a_pause() -> None:
+    async with open_world(accepted(data_upload()), mover=Mover(evicted=True)) as world, world.agent():
+        for number in range(500):
+            text = f'admission webhook "pods.example.com" denied the request: {number:x}-id'
+            world.kube.fail_next("DELETE", "/pods/", 403, message=text)
+        await world.until(lambda: "StepFailed" in world.reasons())
+        before = len(world.kube.requests)
+        await asyncio.sleep(300)
+        assert 4 < world.reasons().count("StepFailed") < 14
+        assert len(world.kube.requests) - before < 120
+        world.kube.fulfill()
+        world.cluster.mover.evicted = False
+        await world.until(world.done)
+    assert world.phase() == "Completed"
+
+
 REJECTIONS = pytest.mark.parametrize(
     ("status", "message"),
     [(422, "spec: Invalid value"), (403, 'admission webhook "volumes.example.com" denied the request: freeze')],

@@ -336,7 +336,7 @@ async def test_a_node_that_was_ready_in_between_is_not_lost() -> None:
         assert health.is_lost("node-a")
         kube.put(cluster_node("node-a"))
         await asyncio.sleep(1)
-        assert (health.is_lost("node-a"), len(health._not_ready)) == (False, 0)
+        assert (health.is_lost("node-a"), len(health._not_ready._observed)) == (False, 0)
 
 
 async def test_without_a_list_no_node_is_lost_and_a_rejected_one_is_repeated(caplog: pytest.LogCaptureFixture) -> None:

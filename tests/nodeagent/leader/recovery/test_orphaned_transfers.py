@@ -90,6 +90,41 @@ async def test_a_transfer_stays_with_a_running_velero_agent(status: dict[str, st
     assert scene.label() == node
 
 
+@pytest.mark.parametrize("cancel", [False, True])
+async def test_an_accepted_transfer_of_velero_is_reported_and_ended_without_any_agent(cancel: bool) -> None:
+    scene = open_scene("node-a")
+    scene.kube.put(agent_pod("node-a", ready=False))
+    scene.add("du", status={"phase": "Accepted", "acceptedByNode": "win"}, finalizers=[DATA_MOVER_FINALIZER])
+    async with scene.dispatching():
+        cause = "no node agent is ready on node win"
+        await scene.until(
+            lambda: scene.transfer("du")["status"].get("message") == f"{cause}: continues when the agent is back",
+            seconds=45,
+        )
+        if cancel:
+            await scene.client.patch(DATA_UPLOADS, "velero", "du", {"spec": {"cancel": True}})
+        await asyncio.sleep(280 if cancel else 1700)
+        assert scene.phases() == {"du": "Accepted"}
+        await scene.until(lambda: scene.phases() == {"du": "Canceled" if cancel else "Failed"}, seconds=120)
+    assert scene.transfer("du")["status"]["message"].endswith(f": {cause}")
+
+
+async def test_an_accepted_transfer_of_velero_is_given_to_the_first_agent_that_is_ready() -> None:
+    scene = open_scene("node-a")
+    scene.kube.put(agent_pod("node-a", ready=False))
+    scene.add("du", status={"phase": "Accepted", "acceptedByNode": "win"}, finalizers=[DATA_MOVER_FINALIZER])
+    async with scene.dispatching():
+        for ready in (False, True, False):
+            # It is left to an agent of Velero that is only restarted.
+            scene.kube.put(agent_pod("win", annotations={}, ready=ready))
+            await asyncio.sleep(100)
+            assert ("message" in scene.transfer("du")["status"]) is not ready
+            assert scene.label() == ""
+        scene.kube.put(agent_pod("node-a"))
+        await scene.until(lambda: scene.label() == "node-a", seconds=45)
+    assert scene.phases() == {"du": "Accepted"}
+
+
 @pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Canceling"])
 async def test_a_transfer_created_with_its_phase_and_without_a_node_fails(phase: str) -> None:
     scene = open_scene("node-a", limit=1)
@@ -134,7 +169,7 @@ async def test_cleanups_of_orphans_and_what_blocks_them_are_on_the_status_page()
         assert (shown["transfers"], shown["pendingMessages"]) == ({"CLEAN_UP": 2}, ["Pod velero/held is being deleted"])
         assert dispatcher._term is not None
         pending = dispatcher._term._orphans._pending
-        assert (len(pending._records), len(pending._operations)) == (1, 1)
+        assert (len(pending._records), len(pending._operations._observed)) == (1, 1)
         transfer = scene.transfer("held")
         transfer["metadata"]["finalizers"] = []
         scene.kube.put(transfer)
@@ -142,7 +177,7 @@ async def test_cleanups_of_orphans_and_what_blocks_them_are_on_the_status_page()
         await scene.until(lambda: dispatcher.report()["orphans"]["transfers"] == {}, seconds=200)
         assert dispatcher.report()["orphans"]["lastError"].startswith("DataUpload velero/rejected: ")
         # Nothing is remembered of a deleted transfer.
-        assert (len(pending._records), len(pending._operations)) == (0, 0)
+        assert (len(pending._records), len(pending._operations._observed)) == (0, 0)
 
 
 async def test_the_invalid_fields_of_an_unreadable_transfer_are_reported_once_and_others_too() -> None:
@@ -249,6 +284,20 @@ def expected(transfer: Entry, owner: OwnerState) -> RecoveryAction:
 def test_every_case_matches_the_table() -> None:
     for transfer, owner in every_case():
         assert decide_recovery(transfer, owner) is expected(transfer, owner), (transfer, owner)
+
+
+@pytest.mark.parametrize("phase", ["Accepted", "InProgress", "Completed"])
+async def test_a_rejected_recovery_is_retried_every_minute(phase: str) -> None:
+    scene = open_scene("node-b")
+    scene.add("du", status={"phase": phase}, labels={NODE_LABEL: "node-a"}, finalizers=[DATA_MOVER_FINALIZER])
+    scene.kube.fail_next("PATCH", "/datauploads/du", 403, times=1000)
+    async with scene.dispatching():
+        await asyncio.sleep(60)
+        before = [request.method for request in scene.kube.requests].count("PATCH")
+        await asyncio.sleep(600)
+        assert 9 <= [request.method for request in scene.kube.requests].count("PATCH") - before <= 11
+        scene.kube.fulfill()
+        await scene.until(lambda: scene.label() != "node-a" or scene.phases() == {"du": "Failed"}, seconds=65)
 
 
 async def test_a_blocked_cleanup_is_retried_every_minute_and_soon_again_once_it_gets_on() -> None:
