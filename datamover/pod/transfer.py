@@ -38,7 +38,7 @@ from datamover.arguments import PodOptions, StorageCommand
 from datamover.bandwidth.proxy import MOST_PARALLEL, BandwidthProxy
 from datamover.data_path.backup import back_up
 from datamover.data_path.checkpoints import BackupAttempt
-from datamover.data_path.finished import has_done_file, write_done_file
+from datamover.data_path.finished import take_done_file, write_done_file
 from datamover.data_path.restore import RestoreParameters, restore, restore_workers
 from datamover.data_path.resume import ResumeSettings, read_list_interval
 from datamover.data_path.run import DataPath
@@ -211,24 +211,19 @@ class PodTransfer:
                 backup = self._backup_parameters(cr, plan, settings, follower)
                 result = await back_up(repository, backup, data_path)
             case RestorePlan():
-                done = await self._is_done(plan.done_owner_uid, data_path)
+                volume, owner_uid, done = self._options.volume, plan.done_owner_uid, False
+                if owner_uid:
+                    take = partial(take_done_file, volume, owner_uid, cr.uid)
+                    done = await data_path.run_in_thread(lambda _: take(), "looking for the done file")
                 parameters = replace(self._restore_parameters(cr, plan, settings, workers), done=done)
                 result = await restore(repository, parameters, data_path)
                 self._check_mounted()
-                if (owner_uid := plan.done_owner_uid) and not done and not self._options.followed:
-                    await data_path.run_in_thread(
-                        lambda _: write_done_file(self._options.volume, owner_uid), "writing the done file"
-                    )
+                if owner_uid and not done and not self._options.followed:
+                    write = partial(write_done_file, volume, owner_uid, cr.uid)
+                    await data_path.run_in_thread(lambda _: write(), "writing the done file")
         self._last = meter.finish(result.total_bytes)
         self._result = result
         return result
-
-    async def _is_done(self, owner_uid: str | None, data_path: DataPath) -> bool:
-        """Return whether an earlier attempt completed the restore, and was lost before the agent knew."""
-        if self._options.attempt == 1 or not owner_uid:
-            return False
-        volume = self._options.volume
-        return await data_path.run_in_thread(lambda _: has_done_file(volume, owner_uid), "looking for the done file")
 
     def _check_mounted(self) -> None:
         """Check that the volume of a workload pod is mounted, or the mover has a volume of its own."""
