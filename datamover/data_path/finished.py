@@ -372,20 +372,13 @@ def take_done_file(volume: Path, owner_uid: str, uid: str) -> bool:
     """
     missing = suppress(FileNotFoundError, NotADirectoryError)
     with attempting(f"read done file {volume / _DONE_DIRECTORY / owner_uid}"), missing, open_root(volume) as root:
-        with missing, open_below(root, _done_directory(root)) as directory:
+        with missing, open_below(root, _DONE_DIRECTORY.encode()) as directory:
             if stat.S_ISREG(os.stat(owner_uid, dir_fd=directory, follow_symlinks=False).st_mode):
                 with opened(owner_uid, _READ, directory) as fd:
                     if os.read(fd, _UID_BYTES) == uid.encode():
                         return True
         _remove(_DONE_DIRECTORY, root)
     return False
-
-
-def _done_directory(root: int) -> bytes:
-    with suppress(OSError):
-        if os.readlink(_DONE_DIRECTORY, dir_fd=root) == _ROOT:
-            return b""
-    return _DONE_DIRECTORY.encode()
 
 
 def _write_without_block(owner_uid: str, root: int) -> None:

@@ -48,7 +48,6 @@ from datamover.kinds import (
     TRANSFER_KINDS,
     BackupPlan,
     MoverKind,
-    RestorePlan,
     UploaderSettings,
     parse_settings,
     plan_of,
@@ -155,7 +154,7 @@ class PodTransfer:
         plan = plan_of(cr)
         meter = Meter(context.clock, Direction.BACKUP if isinstance(plan, BackupPlan) else Direction.RESTORE)
         move = self._limited(cr, follower, partial(self._move, cr, work_dir, follower, meter=meter, reporter=reporter))
-        if isinstance(plan, RestorePlan):
+        if isinstance(plan, str):
             move = partial(self._fence(follower).run, move)
         # Started before the repository is opened: that may take long, and must not look like a stalled mover.
         result = await run_beside(lambda: reporter.follow(meter), move(), name="reports")
@@ -199,7 +198,7 @@ class PodTransfer:
         waits = Waits(context.clock, read_stall_limits(context.environment), reporter)
         if settings.ignored:
             await reporter.warn(f"ignored settings: {', '.join(settings.ignored)}")
-        workers = restore_workers(settings, context.limits) if isinstance(plan, RestorePlan) else 0
+        workers = restore_workers(settings, context.limits) if isinstance(plan, str) else 0
         throttle = BandwidthLimits.from_annotations(cr.metadata.annotations)
         access = RepositoryAccess(context.with_go_settings(workers), work_dir, waits, throttle)
         repository = await self._resolve_repository(cr, access, reporter, backup=isinstance(plan, BackupPlan))
@@ -210,11 +209,13 @@ class PodTransfer:
             case BackupPlan():
                 backup = self._backup_parameters(cr, plan, settings, follower)
                 result = await back_up(repository, backup, data_path)
-            case RestorePlan():
-                volume, owner_uid, done = self._options.volume, plan.done_owner_uid, False
+            case str():
+                volume, owner_uid, done = self._options.volume, cr.restore_uid, False
                 if owner_uid:
                     take = partial(take_done_file, volume, owner_uid, cr.uid)
                     done = await data_path.run_in_thread(lambda _: take(), "looking for the done file")
+                elif self._kind.in_use:
+                    _logger.warning("the PodVolumeRestore has no Restore as owner or label: not writing a done file")
                 parameters = replace(self._restore_parameters(cr, plan, settings, workers), done=done)
                 result = await restore(repository, parameters, data_path)
                 self._check_mounted()
@@ -289,7 +290,7 @@ class PodTransfer:
         )
 
     def _restore_parameters(
-        self, cr: Transfer, plan: RestorePlan, settings: UploaderSettings, workers: int
+        self, cr: Transfer, snapshot_id: str, settings: UploaderSettings, workers: int
     ) -> RestoreParameters:
         # Also a mover of an agent of Velero has it from there alone.
         in_use, in_place = self._kind.in_use, cr.in_place
@@ -300,7 +301,7 @@ class PodTransfer:
             # A pack takes long at a low rate, and shows no progress meanwhile.
             packs = 0
         return RestoreParameters(
-            snapshot_id=plan.snapshot_id,
+            snapshot_id=snapshot_id,
             target=self._options.volume,
             mode=self._options.mode,
             workers=workers,
