@@ -334,10 +334,6 @@ _DONE_DIRECTORY: Final = ".velero"
 _ROOT: Final = "."
 """Where the done directory leads, as a link, in a volume without room for it."""
 
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-_UID_BYTES: Final = 1024
-"""More than any UID has."""
-
 
 def write_done_file(volume: Path, owner_uid: str, uid: str) -> None:
     """Write the done file, named after the Restore's UID, into its directory, which is emptied before.
@@ -374,8 +370,8 @@ def take_done_file(volume: Path, owner_uid: str, uid: str) -> bool:
     with attempting(f"read done file {volume / _DONE_DIRECTORY / owner_uid}"), missing, open_root(volume) as root:
         with missing, open_below(root, _DONE_DIRECTORY.encode()) as directory:
             if stat.S_ISREG(os.stat(owner_uid, dir_fd=directory, follow_symlinks=False).st_mode):
-                with opened(owner_uid, _READ, directory) as fd:
-                    if os.read(fd, _UID_BYTES) == uid.encode():
+                with opened(owner_uid, os.O_NOFOLLOW | os.O_NONBLOCK, directory) as fd:
+                    if os.read(fd, len(uid) + 1) == uid.encode():
                         return True
         _remove(_DONE_DIRECTORY, root)
     return False

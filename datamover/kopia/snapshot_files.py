@@ -10,9 +10,10 @@ import difflib
 import os
 import re
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -113,7 +114,7 @@ async def find_entry(repository: Repository, snapshot: Snapshot, path: str) -> S
 
 
 async def find_below(
-    found: StoredEntry, path: str, read: Callable[[StoredEntry], AsyncGenerator[StoredEntry]]
+    found: StoredEntry, path: str, read: Callable[[StoredEntry], AsyncIterator[StoredEntry]]
 ) -> StoredEntry:
     """Return the entry at a path below a directory, as `find_entry`; `read` yields the entries of one."""
     names = [name for name in path.split("/") if name]
@@ -122,29 +123,24 @@ async def find_below(
     for depth, name in enumerate(names):
         if found.type is not FileType.DIRECTORY:
             raise DataPathError(f"{_show(names[:depth])} is no directory but a {found.type}, which is not followed")
-        close: list[str] = []
-        async with aclosing(read(found)) as entries:
-            async for one in entries:
-                if one.name == name:
-                    found = one
-                    break
-                if len(close) < _COMPARED_NAMES:
-                    close.append(one.name)
-            else:
-                close = difflib.get_close_matches(name, close, n=1)
-                hint = f" (did you mean {escape_controls(close[0])}?)" if close else ""
-                raise DataPathError(f"the snapshot has no {_show(names[: depth + 1])}{hint}")
+        entry, others = None, list[str]()
+        async for one in read(found):
+            if one.name == name:
+                entry = one
+            elif len(others) < _COMPARED_NAMES:
+                others.append(one.name)
+        if entry is None:
+            close = difflib.get_close_matches(name, others, n=1)
+            hint = f" (did you mean {escape_controls(close[0])}?)" if close else ""
+            raise DataPathError(f"the snapshot has no {_show(names[: depth + 1])}{hint}")
+        found = entry
     return found
 
 
 async def find_only_file(repository: Repository, snapshot: Snapshot) -> StoredEntry:
     """Return the only file of a block device's snapshot, the device, with its size; raises DataPathError."""
-    entries: list[StoredEntry] = []
-    async with aclosing(read_directory(repository, await find_entry(repository, snapshot, ""))) as read:
-        async for one in read:
-            entries.append(one)
-            if len(entries) > 1:
-                break
+    root = await find_entry(repository, snapshot, "")
+    entries = [one async for one in read_directory(repository, root, most=2)]
     if len(entries) != 1 or entries[0].type is not FileType.FILE:
         raise DataPathError(f"snapshot {snapshot.snapshot_id} is not one of a block device: it has no single file")
     if snapshot.by_block:
@@ -189,15 +185,16 @@ async def fetch_blocks(repository: Repository, file: StoredEntry, image: LazyFil
         await end_task(child)
 
 
-async def read_directory(repository: Repository, directory: StoredEntry) -> AsyncGenerator[StoredEntry]:
+async def read_directory(
+    repository: Repository, directory: StoredEntry, *, most: int | None = None
+) -> AsyncIterator[StoredEntry]:
     """Yield the entries of a directory, which may be millions, in no order. Raises KopiaError if it cannot be read."""
     with open_output(repository.work_dir) as file:
         attempted = f"read directory {escape_controls(directory.name) or '/'} of {repository.description}"
         answer = await repository.call(attempted, "show", directory.object_id, output_fd=file.fileno())
-        if (entries := next(read_directories(answer, file), None)) is None:
-            raise answer.error("kopia's output is not a directory")
         try:
-            for entry in entries:
+            # `None` is no entry.
+            for entry in islice(next(read_directories(answer, file), [None]), most):
                 yield msgspec.convert(entry, StoredEntry)
         except msgspec.ValidationError as e:
             raise answer.error(f"kopia's output is not a directory: {e}") from e

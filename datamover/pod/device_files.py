@@ -15,7 +15,7 @@ import shutil
 import stat
 import struct
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -151,7 +151,7 @@ class DeviceFiles:
         found = await find_below(_entry("", _ROOT, stat.S_IFDIR, 0), path, self.list)
         return (await self.complete([found]))[0]
 
-    async def list(self, directory: StoredEntry) -> AsyncGenerator[StoredEntry]:
+    async def list(self, directory: StoredEntry) -> AsyncIterator[StoredEntry]:
         """Yield the entries of a directory, ordered, not complete; bytes of names that would be alike are escaped.
 
         Raises:

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import tarfile
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -53,7 +53,7 @@ class _StoredFiles:
             return await find_only_file(self.repository, self.snapshot)
         return await find_entry(self.repository, self.snapshot, path)
 
-    def list(self, directory: StoredEntry) -> AsyncGenerator[StoredEntry]:
+    def list(self, directory: StoredEntry) -> AsyncIterator[StoredEntry]:
         return read_directory(self.repository, directory)
 
     async def complete(self, entries: Sequence[StoredEntry]) -> Sequence[StoredEntry]:

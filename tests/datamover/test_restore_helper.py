@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from datamover import restore_helper
-from datamover.data_path.finished import write_done_file
+from datamover.data_path.finished import take_done_file, write_done_file
 from tests.datamover.support.loopdevice import fill, make_ext4, mounted_image
 
 _UID = "5c1d6f0e-0b8e-4a38-9d0b-6a1f0c6f3b77"
@@ -159,6 +159,9 @@ def test_a_full_volume_has_a_done_file_which_is_removed(tmp_path: Path, waits: l
         for _ in range(2):
             write_done_file(volume, _UID, "transfer")
             assert (volume / ".velero" / _UID).stat().st_size == 0
+        # Without room for the transfer's UID, another attempt writes all files again.
+        assert not take_done_file(volume, _UID, "transfer")
+        write_done_file(volume, _UID, "transfer")
 
         assert restore_helper.main([_UID], str(volumes)) == 0
 
