@@ -4,7 +4,6 @@ Source: Velero v1.18, pkg/datapath, pkg/uploader (util/uploader_config.go);
 tests/recordings/velero-1.18.2/kopia-snapshots.json.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -39,8 +38,6 @@ from core.models.transfer_settings import (
 )
 from core.models.transfers import READ_ALL_FILES, DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from core.models.units import parse_count
-
-_logger = logging.getLogger(__name__)
 
 AUTO_PARENT: Final = "auto"
 """`spec.parentSnapshot` for the last complete snapshot, as if it were empty. Source: Velero main at d2241adba,
@@ -85,14 +82,6 @@ class BackupPlan:
     by_block: bool = False
 
 
-@dataclass(frozen=True)
-class RestorePlan:
-    """The snapshot to restore, and the UID that names the done file; None: there is no such file."""
-
-    snapshot_id: str
-    done_owner_uid: str | None = None
-
-
 TRANSFER_KINDS: Final[Mapping[str, MoverKind]] = {
     "data-upload": MoverKind(MoverVerb.BACKUP, DATA_UPLOADS, DataUpload),
     "data-download": MoverKind(MoverVerb.RESTORE, DATA_DOWNLOADS, DataDownload),
@@ -101,8 +90,8 @@ TRANSFER_KINDS: Final[Mapping[str, MoverKind]] = {
 }
 
 
-def plan_of(cr: Transfer) -> BackupPlan | RestorePlan:
-    """Return what the transfer moves. Raises ContractError if its kind is unknown."""
+def plan_of(cr: Transfer) -> BackupPlan | str:
+    """Return what the transfer backs up, or the snapshot that it restores. Raises ContractError for any other kind."""
     match cr:
         case DataUpload():
             uploader = BLOCK_DATA_MOVER if cr.by_block else _KOPIA
@@ -117,10 +106,8 @@ def plan_of(cr: Transfer) -> BackupPlan | RestorePlan:
             # Velero leaves it out, and does not know later whose snapshot it is.
             tags = _tags(cr, POD_VOLUME_REQUESTER, _KOPIA) | ({BACKUP_UID_TAG: uid} if uid else {})
             return BackupPlan(source, tags, cr.spec.parent_snapshot or AUTO_PARENT)
-        case DataDownload():
-            return RestorePlan(cr.spec.snapshot_id)
-        case PodVolumeRestore():
-            return RestorePlan(cr.spec.snapshot_id, _restore_uid(cr))
+        case DataDownload() | PodVolumeRestore():
+            return cr.spec.snapshot_id
     raise ContractError(f"{cr.kind} {cr.name}: not a transfer")
 
 
@@ -136,13 +123,6 @@ def _tags(cr: Transfer, requester: str, uploader: str) -> dict[str, str]:
     if claim is not None:
         tags[CLAIM_TAG] = claim.text
     return tags
-
-
-def _restore_uid(cr: PodVolumeRestore) -> str | None:
-    """Return the UID that the workload's init container waits for; None: none is known."""
-    if cr.restore_uid is None:
-        _logger.warning("the PodVolumeRestore has no Restore as owner or label: not writing a done file")
-    return cr.restore_uid
 
 
 @dataclass(frozen=True)

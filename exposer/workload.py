@@ -210,12 +210,12 @@ def tolerations_of_consumers(pods: Iterable[Pod], claim: str) -> tuple[PodTolera
     return tuple(found)
 
 
-def describe_users(pods: Iterable[Pod], claim: str) -> list[str]:
-    """Return the `pods` that use the PVC of their namespace and have not ended, with what controls them."""
+def describe_users(pods: Iterable[Pod], claim: str, *, ended: bool = False) -> list[str]:
+    """Return the `pods` that use the PVC of their namespace, or with `ended` have used it, with what controls them."""
     return [
         _describe_pod(pod)
         for pod in pods
-        if (pod.get("status") or {}).get("phase") not in _TERMINATED
+        if (ended or (pod.get("status") or {}).get("phase") not in _TERMINATED)
         and any(claim_of(pod, volume) == claim for volume in pod["spec"].get("volumes") or [])
     ]
 

@@ -147,13 +147,14 @@ Source: Kubernetes v1.34, component-helpers/storage/volume/pv_helpers.go.
 class InPlaceRestore:
     """One volume to restore into, and the PVC that it is bound to; None: an earlier run has released the volume.
 
-    `snapshot` is the VolumeSnapshot that is made of it before; None: none is.
+    `snapshot` is the VolumeSnapshot that is made of it before; None: none is. `pods` were there before that, by UID.
     """
 
     one: PlannedRestore
     claim: PersistentVolumeClaim | None
     mode: VolumeMode
     snapshot: Manifest | None
+    pods: frozenset[str] = frozenset()
 
 
 async def plan_in_place(
@@ -173,15 +174,15 @@ async def plan_in_place(
         if await read_transfer(tools.client, one) is not None:
             continue
         _check_fit(one, volume)
-        snapshot = None
+        snapshot, pods = None, frozenset[str]()
         if claim is not None and _is_bound(claim, volume):
-            await _check_unused(tools, one.target, volume)
+            pods = await _check_unused(tools, one.target, volume)
             snapshot = await plan_snapshot(tools, one, claim) if snapshots else None
         else:
             # Of an earlier run.
             claim = None
         await check_creation(tools, one, one.resource, one.build_transfer())
-        planned.append(InPlaceRestore(one, claim, volume_mode(volume), snapshot))
+        planned.append(InPlaceRestore(one, claim, volume_mode(volume), snapshot, pods))
     return planned
 
 
@@ -254,14 +255,25 @@ def _check_fit(one: PlannedRestore, volume: PersistentVolume) -> None:
         raise RestoreError(f"{place} has {capacity}, and the backup has {format_bytes(one.volume.size_bytes)}")
 
 
-async def _check_unused(tools: Session, target: ClaimName, volume: PersistentVolume) -> None:
+async def _check_unused(
+    tools: Session, target: ClaimName, volume: PersistentVolume, before: frozenset[str] | None = None
+) -> frozenset[str]:
+    """Return the UIDs of the pods in the namespace.
+
+    RestoreError: it is in use, or a pod used it that was not there `before`: the snapshot may lack its data.
+    """
     name = volume["metadata"]["name"]
     if wire.IN_PLACE_LABEL in (volume["metadata"].get("labels") or {}):
         raise RestoreError(f"PVC {target}: its PersistentVolume {name} is being restored into")
-    if pods := describe_users(await tools.client.list(Selection(kube.PODS, target.namespace)), target.name):
-        raise RestoreError(f"PVC {target} is used by {', '.join(pods)}: stop it first, such as by kubectl scale")
-    if users := await find_users(tools.client, volume):
-        raise RestoreError(f"PVC {target}: its PersistentVolume {name} is in use: {users}")
+    pods = {pod["metadata"]["uid"]: pod for pod in await tools.client.list(Selection(kube.PODS, target.namespace))}
+    if users := describe_users(pods.values(), target.name):
+        raise RestoreError(f"PVC {target} is used by {', '.join(users)}: stop it first, such as by kubectl scale")
+    new = [pod for uid, pod in pods.items() if before is not None and uid not in before]
+    if users := describe_users(new, target.name, ended=True):
+        raise RestoreError(f"PVC {target} was used by {', '.join(users)} meanwhile: repeat the command")
+    if others := await find_users(tools.client, volume):
+        raise RestoreError(f"PVC {target}: its PersistentVolume {name} is in use: {others}")
+    return frozenset(pods)
 
 
 async def start_in_place(tools: Session, planned: Sequence[InPlaceRestore]) -> bool:
@@ -308,7 +320,7 @@ async def _start(tools: Session, plan: InPlaceRestore) -> bool:
         # Its snapshot, if it has one, is of something else.
         raise RestoreError("the PVC or its volume was replaced meanwhile: repeat the command")
     if claim is not None and bound:
-        volume = await _release(tools, one, claim=claim, volume=volume)
+        volume = await _release(tools, plan, claim=claim, volume=volume)
         claim = None
     try:
         if claim is None:
@@ -329,17 +341,17 @@ async def _note_pruned(tools: Session, one: PlannedRestore) -> None:
 
 
 async def _release(
-    tools: Session, one: PlannedRestore, *, claim: PersistentVolumeClaim, volume: PersistentVolume
+    tools: Session, plan: InPlaceRestore, *, claim: PersistentVolumeClaim, volume: PersistentVolume
 ) -> PersistentVolume:
     """Record the PVC, retain the volume, and delete the PVC; return the volume."""
-    client, target = tools.client, one.target
+    client, one, target = tools.client, plan.one, plan.one.target
     record = json.dumps({"restore": one.request.name, "claim": _build_claim(claim)}, separators=(",", ":"))
     annotations = {wire.RELEASED_CLAIM_ANNOTATION: record, wire.RECLAIM_POLICY_ANNOTATION: original_policy(volume)}
     patch: Manifest = {"metadata": {"annotations": annotations}, "spec": {"persistentVolumeReclaimPolicy": RETAIN}}
     volume = await client.patch_if_unchanged(kube.PERSISTENT_VOLUMES, volume, patch)
     try:
         # A pod that started meanwhile would keep the PVC from being deleted, which cannot be undone.
-        await _check_unused(tools, target, volume)
+        await _check_unused(tools, target, volume, plan.pods)
     except AgentError:
         with suppress(KubeError):
             await client.patch_if_unchanged(kube.PERSISTENT_VOLUMES, volume, without_marks(volume))

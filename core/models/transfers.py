@@ -102,6 +102,11 @@ class Transfer(CustomResource):
         return self.attempts.stage if self.phase is Phase.IN_PROGRESS else None
 
     @property
+    def restore_uid(self) -> str | None:
+        """The UID of the Restore that a restore is part of, for which its pod waits; None: none is known."""
+        return None
+
+    @property
     def accepted_at(self) -> datetime | None:
         """When it was accepted; its creation where a client created it with a phase but without that time."""
         return self.status.accepted_timestamp or self.metadata.creation_timestamp
@@ -400,11 +405,6 @@ class _PodVolumeTransfer(Transfer):
     def settings(self) -> dict[str, str]:
         """`spec.uploaderSettings`."""
         return self.spec.uploader_settings
-
-    @property
-    def restore_uid(self) -> str | None:
-        """The UID of the Restore that a restore is part of, for which its pod waits; None: none is known."""
-        return None
 
 
 class PodVolumeBackupSpec(_PodVolumeSpec):

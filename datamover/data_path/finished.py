@@ -335,8 +335,10 @@ _ROOT: Final = "."
 """Where the done directory leads, as a link, in a volume without room for it."""
 
 
-def write_done_file(volume: Path, owner_uid: str) -> None:
-    """Write the done file, empty and named after the Restore's UID, into its directory, which is emptied before.
+def write_done_file(volume: Path, owner_uid: str, uid: str) -> None:
+    """Write the done file, named after the Restore's UID, into its directory, which is emptied before.
+
+    It has the UID of the transfer, where there is room for that.
 
     Raises:
         DataPathError: it cannot be written.
@@ -347,34 +349,32 @@ def write_done_file(volume: Path, owner_uid: str) -> None:
             os.mkdir(_DONE_DIRECTORY, mode=0o755, dir_fd=root)
             with open_below(root, _DONE_DIRECTORY.encode()) as directory:
                 _let_remove(directory, root)
-                _create_empty(owner_uid, directory)
+                _create(owner_uid, directory, uid)
         except OSError as e:
             if e.errno not in FULL:
                 raise
             _write_without_block(owner_uid, root)
 
 
-def has_done_file(volume: Path, owner_uid: str) -> bool:
-    """Return whether an earlier attempt wrote the done file: the restore is complete, and a pod may use the volume.
+def take_done_file(volume: Path, owner_uid: str, uid: str) -> bool:
+    """Return whether an earlier attempt of this transfer wrote the done file, and remove any other one.
 
-    A tenant who writes it loses only data of its own. The restore helper removes it before the pod's containers start,
-    so without one the pod may have started too. Raises DataPathError if it cannot be read.
+    The restore is complete then, and a pod may use the volume. Another transfer of the Restore, or a person, may have
+    written one as well: the pod would start while this one writes. A tenant who writes it loses only data of its own.
+    The restore helper removes it before the pod's containers start, so without one the pod may have started too.
+
+    Raises:
+        DataPathError: it cannot be read or removed.
     """
-    with (
-        attempting(f"read done file {volume / _DONE_DIRECTORY / owner_uid}"),
-        suppress(FileNotFoundError, NotADirectoryError),
-        open_root(volume) as root,
-        open_below(root, _done_directory(root)) as directory,
-    ):
-        return stat.S_ISREG(os.stat(owner_uid, dir_fd=directory, follow_symlinks=False).st_mode)
+    missing = suppress(FileNotFoundError, NotADirectoryError)
+    with attempting(f"read done file {volume / _DONE_DIRECTORY / owner_uid}"), missing, open_root(volume) as root:
+        with missing, open_below(root, _DONE_DIRECTORY.encode()) as directory:
+            if stat.S_ISREG(os.stat(owner_uid, dir_fd=directory, follow_symlinks=False).st_mode):
+                with opened(owner_uid, os.O_NOFOLLOW | os.O_NONBLOCK, directory) as fd:
+                    if os.read(fd, len(uid) + 1) == uid.encode():
+                        return True
+        _remove(_DONE_DIRECTORY, root)
     return False
-
-
-def _done_directory(root: int) -> bytes:
-    with suppress(OSError):
-        if os.readlink(_DONE_DIRECTORY, dir_fd=root) == _ROOT:
-            return b""
-    return _DONE_DIRECTORY.encode()
 
 
 def _write_without_block(owner_uid: str, root: int) -> None:
@@ -383,12 +383,13 @@ def _write_without_block(owner_uid: str, root: int) -> None:
     os.symlink(_ROOT, _DONE_DIRECTORY, dir_fd=root)
     with suppress(FileNotFoundError):
         os.unlink(owner_uid, dir_fd=root)
-    _create_empty(owner_uid, root)
+    _create(owner_uid, root)
 
 
-def _create_empty(name: str, directory: int) -> None:
+def _create(name: str, directory: int, content: str = "") -> None:
     with opened(name, NEW, directory) as fd:
         _let_read(fd, 0o644)
+        os.write(fd, content.encode())
 
 
 def _let_remove(directory: int, root: int) -> None:

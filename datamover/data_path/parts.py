@@ -20,11 +20,11 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final, Self
 
 from core.errors import KopiaError
-from core.models.base import JsonDict
 from datamover.data_path.file_names import PLACEHOLDER
 from datamover.data_path.links import named, open_directories
 from datamover.data_path.probe import Attribute, Attributes
@@ -257,7 +257,10 @@ async def _find_below(repository: Repository, snapshot: Snapshot, part: Part, mo
     A tenant may have chosen such names: kopia takes a placeholder that it finds in a volume as it is.
     """
     try:
-        entries = await _read_entries(repository, snapshot, json.loads(part.entry)["obj"], most)
+        with open_output(repository.work_dir) as file:
+            listed = next(await open_directories(repository, snapshot, [json.loads(part.entry)["obj"]], file))
+            # It may have millions.
+            entries = [*islice(listed, most + 1)]
     except KopiaError as e:
         _logger.warning("cannot split %s: %s", part.name, e)
         return None
@@ -265,13 +268,6 @@ async def _find_below(repository: Repository, snapshot: Snapshot, part: Part, mo
     if len(entries) > most or any(not is_name(name) or name.endswith(PLACEHOLDER) for name in names):
         return None
     return [Part.of(Unit(join(os.fsencode(part.path), entry["name"]), entry)) for entry in entries]
-
-
-async def _read_entries(repository: Repository, snapshot: Snapshot, object_id: str, most: int) -> Sequence[JsonDict]:
-    """Return the entries of a directory, or one more than `most` of them: it may have millions."""
-    with open_output(repository.work_dir) as file:
-        entries = next(await open_directories(repository, snapshot, [object_id], file))
-        return [entry for _, entry in zip(range(most + 1), entries, strict=False)]
 
 
 def _write_placeholder(root: int, directory: bytes, name: bytes, entry: str) -> None:

@@ -173,7 +173,6 @@ def _is_ours(name: str, root: int) -> bool:
 
 
 _SECOND_NS: Final = 10**9
-NO_TIME: Final = "1970-01-01T00:00:00Z"
 
 
 class Attribute(StrEnum):
@@ -198,7 +197,7 @@ class Attributes:
         time = "" if root else (entry.get("summ") or {}).get("maxTime", "")
         time_ns = None
         with suppress(ContractError):
-            time_ns = parse_time_ns(str(time or entry.get("mtime", NO_TIME)))
+            time_ns = parse_time_ns(str(time or entry.get("mtime", "1970-01-01T00:00:00Z")))
         mode = None if entry.get("type") == EntryType.LINK else parse_mode(str(entry.get("mode", "0"))) or 0
         return cls((int(entry.get("uid", 0)), int(entry.get("gid", 0))), mode, time_ns)
 

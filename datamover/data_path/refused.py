@@ -34,7 +34,6 @@ _SHOWN: Final = 10
 _SHOWN_CHARACTERS: Final = 200
 """The limit of a path in a message: ten of them must fit into a termination message."""
 
-_NAME: Final = "name"
 _KINDS: Final[dict[str, Callable[[int], bool]]] = {
     EntryType.DIRECTORY: stat.S_ISDIR,
     EntryType.FILE: stat.S_ISREG,
@@ -307,7 +306,7 @@ class TargetComparison:
         if fault := self._find_fault(fd, name, entry, names):
             self.refused.add_missing(path, fault, Unit(path, entry).entries)
             return
-        other = {} if names is None or names.has(name) else {_NAME: "another form of its name"}
+        other = {} if names is None or names.has(name) else {"name": "another form of its name"}
         if kind == EntryType.DIRECTORY:
             if other:
                 self.refused.add_unset(path, other)

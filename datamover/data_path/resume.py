@@ -50,7 +50,6 @@ _NAME: Final = ".nodeagent-restore-"
 _CLEANUP: Final = timedelta(seconds=5)
 """How long a failed restore waits for the removal of its list: the volume may hang."""
 
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FULL: Final = re.compile(match_texts(FULL))
 
 _LISTING: Final = "listing finished files in {}"
@@ -131,7 +130,7 @@ class ResumableRestore:
             return result
 
         with _named(self._target):
-            fd = await self._in_thread(lambda _: os.open(self._target, _DIRECTORY), WalkProgress())
+            fd = await self._in_thread(lambda _: os.open(self._target, os.O_DIRECTORY), WalkProgress())
         try:
             return await run_unless_canceled(
                 lambda: run_beside(partial(self._record, fd, canceler), settle(), name="finished-files"), canceler

@@ -151,8 +151,8 @@ class DeviceFiles:
         found = await find_below(_entry("", _ROOT, stat.S_IFDIR, 0), path, self.list)
         return (await self.complete([found]))[0]
 
-    async def list(self, directory: StoredEntry) -> Sequence[StoredEntry]:
-        """Return the entries of a directory, ordered, not complete; bytes of names that would be alike are escaped.
+    async def list(self, directory: StoredEntry) -> AsyncIterator[StoredEntry]:
+        """Yield the entries of a directory, ordered, not complete; bytes of names that would be alike are escaped.
 
         Raises:
             AgentError: it cannot be read.
@@ -176,7 +176,8 @@ class DeviceFiles:
         for name, one in entries:
             if alike[one.name] > 1:
                 one.name = name.decode(errors="backslashreplace")
-        return sorted((one for _, one in entries), key=lambda one: one.name)
+        for one in sorted((one for _, one in entries), key=lambda one: one.name):
+            yield one
 
     async def complete(self, entries: Sequence[StoredEntry]) -> Sequence[StoredEntry]:
         """Return the entries with all attributes. Raises AgentError if they cannot be read."""
@@ -228,7 +229,7 @@ class DeviceFiles:
         while rest:
             prefix, one = rest.pop()
             below = []
-            for entry in await self.complete(await self.list(one)):
+            for entry in await self.complete([entry async for entry in self.list(one)]):
                 entry.name = f"{prefix}{entry.name}"
                 if entry.type is FileType.DIRECTORY:
                     if entry.object_id in seen:

@@ -53,8 +53,8 @@ class _StoredFiles:
             return await find_only_file(self.repository, self.snapshot)
         return await find_entry(self.repository, self.snapshot, path)
 
-    async def list(self, directory: StoredEntry) -> Sequence[StoredEntry]:
-        return await read_directory(self.repository, directory)
+    def list(self, directory: StoredEntry) -> AsyncIterator[StoredEntry]:
+        return read_directory(self.repository, directory)
 
     async def complete(self, entries: Sequence[StoredEntry]) -> Sequence[StoredEntry]:
         return entries
@@ -112,19 +112,26 @@ async def list_files(spec: ListFiles, context: PodContext) -> Termination:
     Raises:
         AgentError: the snapshot cannot be read, or has no such entry.
     """
-    output, listed = JobOutput(), 0
+    output, listed, total = JobOutput(), 0, 1
     async with open_snapshot(spec, context) as opened, _open_files(spec, *opened) as files:
         found = await files.find(spec.path)
         entries = [found]
         if found.type is FileType.DIRECTORY:
-            # Without `after`, too, an entry without a name is left out.
-            entries = [one for one in await files.list(found) if one.name > (spec.after or "")]
+            entries, total = [], 0
+            async for one in files.list(found):
+                # Without `after`, too, an entry without a name is left out.
+                if one.name > (spec.after or ""):
+                    total += 1
+                    entries.append(one)
+                if len(entries) >= 2 * spec.limit:
+                    entries = sorted(entries, key=lambda one: one.name)[: spec.limit]
+        entries.sort(key=lambda one: one.name)
         for one in await files.complete(entries[: spec.limit]):
             if output.size_bytes > _LISTED_BYTES:
                 break
             output.write(ENTRY_LINE, one.describe())
             listed += 1
-        listing = FileListing(type=found.type, entries=len(entries), listed=listed, note=files.note)
+        listing = FileListing(type=found.type, entries=total, listed=listed, note=files.note)
     return build_success(output.seal(listing))
 
 

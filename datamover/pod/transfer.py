@@ -38,7 +38,7 @@ from datamover.arguments import PodOptions, StorageCommand
 from datamover.bandwidth.proxy import MOST_PARALLEL, BandwidthProxy
 from datamover.data_path.backup import back_up
 from datamover.data_path.checkpoints import BackupAttempt
-from datamover.data_path.finished import has_done_file, write_done_file
+from datamover.data_path.finished import take_done_file, write_done_file
 from datamover.data_path.restore import RestoreParameters, restore, restore_workers
 from datamover.data_path.resume import ResumeSettings, read_list_interval
 from datamover.data_path.run import DataPath
@@ -48,7 +48,6 @@ from datamover.kinds import (
     TRANSFER_KINDS,
     BackupPlan,
     MoverKind,
-    RestorePlan,
     UploaderSettings,
     parse_settings,
     plan_of,
@@ -155,7 +154,7 @@ class PodTransfer:
         plan = plan_of(cr)
         meter = Meter(context.clock, Direction.BACKUP if isinstance(plan, BackupPlan) else Direction.RESTORE)
         move = self._limited(cr, follower, partial(self._move, cr, work_dir, follower, meter=meter, reporter=reporter))
-        if isinstance(plan, RestorePlan):
+        if isinstance(plan, str):
             move = partial(self._fence(follower).run, move)
         # Started before the repository is opened: that may take long, and must not look like a stalled mover.
         result = await run_beside(lambda: reporter.follow(meter), move(), name="reports")
@@ -199,7 +198,7 @@ class PodTransfer:
         waits = Waits(context.clock, read_stall_limits(context.environment), reporter)
         if settings.ignored:
             await reporter.warn(f"ignored settings: {', '.join(settings.ignored)}")
-        workers = restore_workers(settings, context.limits) if isinstance(plan, RestorePlan) else 0
+        workers = restore_workers(settings, context.limits) if isinstance(plan, str) else 0
         throttle = BandwidthLimits.from_annotations(cr.metadata.annotations)
         access = RepositoryAccess(context.with_go_settings(workers), work_dir, waits, throttle)
         repository = await self._resolve_repository(cr, access, reporter, backup=isinstance(plan, BackupPlan))
@@ -210,25 +209,22 @@ class PodTransfer:
             case BackupPlan():
                 backup = self._backup_parameters(cr, plan, settings, follower)
                 result = await back_up(repository, backup, data_path)
-            case RestorePlan():
-                done = await self._is_done(plan.done_owner_uid, data_path)
+            case str():
+                volume, owner_uid, done = self._options.volume, cr.restore_uid, False
+                if owner_uid:
+                    take = partial(take_done_file, volume, owner_uid, cr.uid)
+                    done = await data_path.run_in_thread(lambda _: take(), "looking for the done file")
+                elif self._kind.in_use:
+                    _logger.warning("the PodVolumeRestore has no Restore as owner or label: not writing a done file")
                 parameters = replace(self._restore_parameters(cr, plan, settings, workers), done=done)
                 result = await restore(repository, parameters, data_path)
                 self._check_mounted()
-                if (owner_uid := plan.done_owner_uid) and not done and not self._options.followed:
-                    await data_path.run_in_thread(
-                        lambda _: write_done_file(self._options.volume, owner_uid), "writing the done file"
-                    )
+                if owner_uid and not done and not self._options.followed:
+                    write = partial(write_done_file, volume, owner_uid, cr.uid)
+                    await data_path.run_in_thread(lambda _: write(), "writing the done file")
         self._last = meter.finish(result.total_bytes)
         self._result = result
         return result
-
-    async def _is_done(self, owner_uid: str | None, data_path: DataPath) -> bool:
-        """Return whether an earlier attempt completed the restore, and was lost before the agent knew."""
-        if self._options.attempt == 1 or not owner_uid:
-            return False
-        volume = self._options.volume
-        return await data_path.run_in_thread(lambda _: has_done_file(volume, owner_uid), "looking for the done file")
 
     def _check_mounted(self) -> None:
         """Check that the volume of a workload pod is mounted, or the mover has a volume of its own."""
@@ -294,7 +290,7 @@ class PodTransfer:
         )
 
     def _restore_parameters(
-        self, cr: Transfer, plan: RestorePlan, settings: UploaderSettings, workers: int
+        self, cr: Transfer, snapshot_id: str, settings: UploaderSettings, workers: int
     ) -> RestoreParameters:
         # Also a mover of an agent of Velero has it from there alone.
         in_use, in_place = self._kind.in_use, cr.in_place
@@ -305,7 +301,7 @@ class PodTransfer:
             # A pack takes long at a low rate, and shows no progress meanwhile.
             packs = 0
         return RestoreParameters(
-            snapshot_id=plan.snapshot_id,
+            snapshot_id=snapshot_id,
             target=self._options.volume,
             mode=self._options.mode,
             workers=workers,

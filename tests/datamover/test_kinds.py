@@ -8,7 +8,8 @@ from core.contract import MoverVerb
 from core.errors import ConfigError
 from core.models.names import BACKUP_ANNOTATION, BACKUP_TAG, BACKUP_UID_TAG, CLAIM_ANNOTATION, CLAIM_TAG
 from core.models.transfer_settings import Compression
-from datamover.kinds import TRANSFER_KINDS, BackupPlan, RestorePlan, UploaderSettings, parse_settings, plan_of
+from core.models.transfers import PodVolumeRestore
+from datamover.kinds import TRANSFER_KINDS, BackupPlan, UploaderSettings, parse_settings, plan_of
 
 _RECORDINGS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"
 
@@ -22,7 +23,7 @@ def _raw(flag: str) -> Any:
     return _recorded(TRANSFER_KINDS[flag].resource.kind.lower())[-1]["object"]
 
 
-def _plan(flag: str, raw: Any = None) -> BackupPlan | RestorePlan:
+def _plan(flag: str, raw: Any = None) -> BackupPlan | str:
     return plan_of(TRANSFER_KINDS[flag].model.parse(raw or _raw(flag)))
 
 
@@ -78,10 +79,10 @@ def test_a_backup_that_the_transfer_names_is_in_the_tags(flag: str, name: str, c
 
 
 def test_a_pod_volume_restore_writes_the_file_that_the_workload_waits_for() -> None:
-    plan = _plan("pod-volume-restore")
     waiting = _recorded("workload-pod-restored")[-1]["object"]["spec"]["initContainers"][0]
-    assert plan == RestorePlan("cd06b7e6e1bc80e0ede56dbc172bdb31", waiting["args"][0])
-    assert _plan("data-download") == RestorePlan("74b385d6f9a63c4ff9a796d7a49bf992")
+    assert PodVolumeRestore.parse(_raw("pod-volume-restore")).restore_uid == waiting["args"][0]
+    assert _plan("pod-volume-restore") == "cd06b7e6e1bc80e0ede56dbc172bdb31"
+    assert _plan("data-download") == "74b385d6f9a63c4ff9a796d7a49bf992"
 
 
 @pytest.mark.parametrize(
@@ -100,9 +101,7 @@ def test_the_done_file_is_named_after_the_restore(owners: list[str], labels: dic
         {"apiVersion": "v1", "kind": kind, "name": "n", "uid": f"uid-of-{kind}"} for kind in owners
     ]
     raw["metadata"]["labels"] = labels
-    plan = _plan("pod-volume-restore", raw)
-    assert isinstance(plan, RestorePlan)
-    assert plan.done_owner_uid == uid
+    assert PodVolumeRestore.parse(raw).restore_uid == uid
 
 
 def test_a_backup_by_block_has_its_own_source_and_uploader() -> None:

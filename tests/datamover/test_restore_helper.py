@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from datamover import restore_helper
-from datamover.data_path.finished import has_done_file, write_done_file
+from datamover.data_path.finished import take_done_file, write_done_file
 from tests.datamover.support.loopdevice import fill, make_ext4, mounted_image
 
 _UID = "5c1d6f0e-0b8e-4a38-9d0b-6a1f0c6f3b77"
@@ -61,7 +61,7 @@ def started(volumes: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 def restored(volumes: Path, waits: list[Callable[[], object]]) -> Path:
     """The volumes with a done file in each; the helper waits once."""
     for volume in ("data", "scratch"):
-        write_done_file(volumes / volume, _UID)
+        write_done_file(volumes / volume, _UID, "transfer")
     waits.append(lambda: None)
     return volumes
 
@@ -78,9 +78,9 @@ def test_it_waits_for_the_done_file_in_each_volume_and_removes_it(
     (volumes / "data" / "content").touch()
     waits += [
         lambda: None,
-        lambda: write_done_file(volumes / "data", _UID),
-        lambda: write_done_file(volumes / "scratch", "of-another-restore"),
-        lambda: write_done_file(volumes / "scratch", _UID),
+        lambda: write_done_file(volumes / "data", _UID, "transfer"),
+        lambda: write_done_file(volumes / "scratch", "of-another-restore", "transfer"),
+        lambda: write_done_file(volumes / "scratch", _UID, "transfer"),
     ]
 
     assert restore_helper.main([_UID], str(volumes)) == 0
@@ -105,7 +105,7 @@ def test_what_cannot_be_read_is_named(
     volumes = tmp_path / "restores"
     done = volumes / "data" / ".velero"
     waits += [lambda: None, lambda: done.parent.mkdir(parents=True), done.touch, done.unlink]
-    waits += [lambda: write_done_file(done.parent, _UID)]
+    waits += [lambda: write_done_file(done.parent, _UID, "transfer")]
 
     assert restore_helper.main([_UID], str(volumes)) == 0
 
@@ -157,14 +157,15 @@ def test_a_full_volume_has_a_done_file_which_is_removed(tmp_path: Path, waits: l
         fill(volume / "full")
         before = sorted(path.name for path in volume.iterdir())
         for _ in range(2):
-            write_done_file(volume, _UID)
-            assert has_done_file(volume, _UID)
+            write_done_file(volume, _UID, "transfer")
             assert (volume / ".velero" / _UID).stat().st_size == 0
+        # Without room for the transfer's UID, another attempt writes all files again.
+        assert not take_done_file(volume, _UID, "transfer")
+        write_done_file(volume, _UID, "transfer")
 
         assert restore_helper.main([_UID], str(volumes)) == 0
 
         assert sorted(path.name for path in volume.iterdir()) == before
-        assert not has_done_file(volume, _UID)
 
 
 @pytest.mark.processes

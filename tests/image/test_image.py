@@ -141,7 +141,7 @@ from datamover.runtime.confinement import find_means
 from disks import opened_disk, read_file
 async def look():
     async with opened_disk(Path("/probe/disk"), Path("/tmp/look")) as (files, _):
-        names = [one.name for one in await files.list(await files.find("sub"))]
+        names = [one.name async for one in files.list(await files.find("sub"))]
         return [find_means().description, names, (await read_file(files, "small")).decode()]
 print(json.dumps(asyncio.run(look())))
 """

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -234,6 +235,22 @@ async def test_what_is_of_something_else_is_not_deleted(scene: InPlaceScene) -> 
     with pytest.raises(RestoreError, match="could not be planned, nothing was changed"):
         await Command(scene).run()
     assert left(scene) == [f"velero/{name}"]
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+async def test_a_pod_that_ran_since_the_snapshot_ends_the_command(scene: InPlaceScene, when: str) -> None:
+    """Such as one of a CronJob: what it wrote would be lost."""
+    command, put = Command(scene), partial(scene.put_pod, phase="Succeeded")
+    if when == "before":
+        put()
+        assert await command.run()
+        return
+    command.on_question = put
+    before = (scene.claims, scene.volume)
+    with pytest.raises(RestoreError, match="PVC app/data was used by pod app/db-0 of StatefulSet db meanwhile: repeat"):
+        await command.run()
+    assert (scene.claims, scene.downloads) == (before[0], [])
+    assert scene.volume["spec"] == before[1]["spec"]
 
 
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])

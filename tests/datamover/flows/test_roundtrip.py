@@ -13,7 +13,7 @@ from msgspec import UNSET
 from core.contract import MoverMethod
 from core.errors import DataPathError, IncompleteRestoreError, UnsetAttributesError
 from datamover.arguments import LocalBackup
-from datamover.data_path.finished import has_done_file, write_done_file
+from datamover.data_path.finished import take_done_file, write_done_file
 from datamover.data_path.probe import Probe
 from datamover.data_path.refused import Refused
 from datamover.data_path.resume import LIST_INTERVAL, ResumeSettings
@@ -187,7 +187,7 @@ def test_the_done_file_replaces_earlier_files(tmp_path: Path, left: str) -> None
         (volume / ".velero" / "of-another-restore").touch()
     if left == "link":
         (volume / ".velero").symlink_to(volume / "a")
-    write_done_file(volume, "uid-of-the-restore")
+    write_done_file(volume, "uid-of-the-restore", "transfer")
     assert [path.name for path in (volume / ".velero").iterdir()] == ["uid-of-the-restore"]
     assert (volume / "a" / "b").is_dir()
 
@@ -202,7 +202,7 @@ def test_any_user_can_find_the_done_file_and_who_may_write_to_the_volume_may_rem
     tmp_path.chmod(mode)
     before = os.umask(0o077)
     try:
-        write_done_file(tmp_path, "uid-of-the-restore")
+        write_done_file(tmp_path, "uid-of-the-restore", "transfer")
     finally:
         os.umask(before)
     folder = (tmp_path / ".velero").stat()
@@ -225,20 +225,25 @@ def test_the_done_file_is_not_written_through_a_link_that_is_swapped_in(
 
     monkeypatch.setattr(os, "mkdir", swap)
     with pytest.raises(DataPathError, match="cannot write done file"):
-        write_done_file(volume, "uid-of-the-restore")
+        write_done_file(volume, "uid-of-the-restore", "transfer")
     assert list(outside.iterdir()) == []
 
 
-@pytest.mark.parametrize("left", ["nothing", "of another", "folder", "link", "link above", "file above"])
-def test_only_a_file_of_this_restore_in_the_volume_itself_is_its_done_file(tmp_path: Path, left: str) -> None:
+@pytest.mark.parametrize(
+    "left", ["nothing", "of another", "of another transfer", "folder", "link", "link above", "file above"]
+)
+def test_only_a_file_of_this_transfer_in_the_volume_itself_is_its_done_file(tmp_path: Path, left: str) -> None:
+    """Any other one goes: the pod would start while the transfer writes."""
     volume, outside = tmp_path / "volume", tmp_path / "outside"
     for folder in (volume, outside):
         folder.mkdir()
-    write_done_file(outside, "uid")
+    write_done_file(outside, "uid", "transfer")
     done = volume / ".velero"
     match left:
         case "of another":
-            write_done_file(volume, "other")
+            write_done_file(volume, "other", "transfer")
+        case "of another transfer":
+            write_done_file(volume, "uid", "transfer-2")
         case "folder":
             (done / "uid").mkdir(parents=True)
         case "link":
@@ -248,8 +253,10 @@ def test_only_a_file_of_this_restore_in_the_volume_itself_is_its_done_file(tmp_p
             done.symlink_to(outside / ".velero")
         case "file above":
             done.touch()
-    assert not has_done_file(volume, "uid")
-    assert has_done_file(outside, "uid")
+    assert not take_done_file(volume, "uid", "transfer")
+    assert list(volume.iterdir()) == []
+    assert take_done_file(outside, "uid", "transfer")
+    assert (outside / ".velero" / "uid").exists()
 
 
 async def test_zeros_become_holes_when_configured(mover_repository: Repository, tmp_path: Path) -> None:

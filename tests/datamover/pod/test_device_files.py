@@ -17,6 +17,7 @@ import pytest
 from core.errors import AgentError, DataPathError
 from core.snapshot_contract import FileType
 from datamover.data_path.block import HEAD_BYTES
+from datamover.kopia.snapshot_files import StoredEntry
 from datamover.pod import device_files
 from datamover.pod.device_files import DeviceFiles, recognize
 from tests.datamover.support.confining import use_means
@@ -74,6 +75,10 @@ def test_a_journal_that_was_not_replayed_is_said() -> None:
     assert "its journal was not replayed" in (recognize(_head({1024 + 0x60: b"\x04", **_EXT})) or "")
 
 
+async def _list(files: DeviceFiles, path: str = "") -> list[StoredEntry]:
+    return [one async for one in files.list(await files.find(path))]
+
+
 @pytest.mark.parametrize("means", ["landlock", "jail", "chroot"])
 async def test_files_are_as_they_were_whatever_confines_debugfs(
     means: str, made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -81,7 +86,7 @@ async def test_files_are_as_they_were_whatever_confines_debugfs(
     use_means(means, monkeypatch)
     source, disk = made
     async with opened_disk(disk, tmp_path / "look") as (files, _):
-        listed = {one.name: one.describe() for one in await files.complete(await files.list(await files.find("")))}
+        listed = {one.name: one.describe() for one in await files.complete(await _list(files))}
         assert list(listed) == ["long", "lost+found", ODD, "small", "sub"]
         small = listed["small"]
         assert (small.mode, small.user_id, small.group_id, small.size_bytes) == ("4640", 100_000, 70_000, 3)
@@ -97,7 +102,7 @@ async def test_files_are_as_they_were_whatever_confines_debugfs(
 
 async def test_inodes_are_read_in_the_order_of_the_device(disk: Path, tmp_path: Path) -> None:
     async with opened_disk(disk, tmp_path / "look") as (files, _):
-        entries = [*await files.list(await files.find("")), *await files.list(await files.find("sub"))]
+        entries = [*await _list(files), *await _list(files, "sub")]
         run, read = files.debugfs.run, list[int]()
 
         async def watch(command: str, what: str) -> list[str]:
@@ -140,7 +145,7 @@ async def test_names_that_differ_only_in_bytes_that_are_not_utf_8_stay_apart(tmp
         (source / os.fsdecode(name) / "file").write_bytes(name)
     subprocess.run(["/sbin/mkfs.ext4", "-q", "-d", source, disk, "8M"], check=True)
     async with opened_disk(disk, tmp_path / "look") as (files, _):
-        listed = [one.name for one in await files.list(await files.find(""))]
+        listed = [one.name for one in await _list(files)]
         content = [await read_file(files, f"{name}/file") for name in listed if name != "lost+found"]
     assert listed == ["d\\xe4", "d\\xf6", "lost+found", "only\ufffd"]
     assert content == [b"d\xe4", b"d\xf6", b"only\xe4"]

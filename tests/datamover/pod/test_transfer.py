@@ -22,6 +22,7 @@ from core.models.names import (
     CLUSTER_TAG,
     NODE_LABEL,
 )
+from core.models.phases import Attempts
 from datamover.kopia.references import ListedSnapshot
 from tests.datamover.support.backup_movers import BACKUP_VERB, ONE_OPEN
 from tests.datamover.support.plainkopia import PlainKopia
@@ -145,6 +146,25 @@ async def test_a_pod_volume_is_restored_with_the_done_file(pod: MoverPod, tree: 
     # Another restore follows.
     assert await pod.run("pod-volume-restore", target, followed=True) == 0, pod.message
     assert describe_tree(target) == describe_tree(tree)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+async def test_a_second_attempt_trusts_the_done_file_of_the_first_alone(
+    pod: MoverPod, tree: Path, tmp_path: Path, *, by_hand: bool
+) -> None:
+    """People create one by hand, and a pod may have another volume of the same PVC."""
+    await pod.transfer("PodVolumeBackup", tree)
+    target, snapshot = tmp_path / "target", pod.result["snapshotID"]
+    await pod.transfer("PodVolumeRestore", target, snapshotID=snapshot)
+    done = target / ".velero" / "uid-of-restore"
+    (target / "a" / "b" / "c" / "file 1").unlink()
+    if by_hand:
+        done.write_bytes(b"")
+    pod.attempts = Attempts(number=2)
+    await pod.transfer("PodVolumeRestore", target, snapshotID=snapshot)
+    assert done.exists()
+    shutil.rmtree(target / ".velero")
+    assert (describe_tree(target) == describe_tree(tree)) is by_hand
 
 
 @pytest.mark.cause("volume-not-mounted")

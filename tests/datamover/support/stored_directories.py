@@ -17,6 +17,10 @@ class StoredDirectories(Repository):
         self.objects = objects
         self.received: list[tuple[str, ...]] = []
 
+    @property
+    def description(self) -> str:
+        return "repository"
+
     async def call(self, attempted: str, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:
         assert output_fd is not None
         self.received.append(arguments)
