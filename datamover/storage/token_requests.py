@@ -201,6 +201,8 @@ def ask_node(url: str, token_file: str, redactor: Redactor) -> bytes:
     """Return keys of this pod's role from the agent of EKS Pod Identity on the node, as `assume_role` does."""
     token = read_token(token_file, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", redactor)
     attempted = f"cannot get keys of this pod's role with the token in {token_file}"
+    if not (url.startswith(("http://", "https://")) and token.isascii() and token.isprintable()):
+        raise RefusedError(f"{attempted}: the token or AWS_CONTAINER_CREDENTIALS_FULL_URI is invalid")
     request = Request(url, headers={"Authorization": token})  # noqa: S310 - link-local
     answer = parse_json(send(build_direct_client(), request, attempted))
     values = {"SessionToken" if name == "Token" else name: value for name, value in answer.items()}
