@@ -274,7 +274,9 @@ class Repository:
 
     async def _create(self, block_hash: BlockHash | None) -> str:
         """Create a repository, connect to the one that the storage has then, and return its unique ID."""
-        self._address.storage.prepare_creation()
+        storage = self._address.storage
+        if isinstance(storage, FileStorage):
+            await self._in_directory(storage.prepare_creation)
         new = await creation.create_apart(self.kopia, self.work_dir, self.description, block_hash)
         if not await self._put(new):
             await self._waits.clock.sleep(creation.SETTLE_SECONDS)
@@ -288,12 +290,20 @@ class Repository:
         self.created = True
         return found
 
+    async def _in_directory(self, work: Callable[[], _T]) -> _T:
+        """Return what `work` returns in a thread, which is abandoned if the directory does not answer, as `guard`."""
+
+        async def wait() -> _T:
+            async with run_in_background(lambda _: work(), name="directory") as working:
+                return await working
+
+        return await self.guard(self.description, wait)
+
     async def _put(self, new: creation.NewRepository) -> bool:
         """Put a repository into a storage that has none; return False if another process's may replace it."""
         storage = self._address.storage
         if isinstance(storage, FileStorage):
-            async with run_in_background(lambda _: new.install(storage.path), name="directory") as installed:
-                return await installed
+            return await self._in_directory(lambda: new.install(storage.path))
         if await self._is_empty():
             await self._calls.repeat(partial(self._upload, new))
         return False
@@ -320,9 +330,8 @@ class Repository:
         """
         storage = self._address.storage
         if isinstance(storage, FileStorage):
-            async with run_in_background(lambda _: creation.find_repository(storage.path), name="directory") as found:
-                if await found:
-                    raise RepositoryError(f"{self.description}: another process has just created it")
+            if await self._in_directory(lambda: creation.find_repository(storage.path)):
+                raise RepositoryError(f"{self.description}: another process has just created it")
             return
         answer = await self._calls.call(self.description, *self._arguments("create"), *creation.ONLY_CHECK)
         if not answer.mentions(creation.CHECKED):

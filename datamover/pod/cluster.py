@@ -17,7 +17,7 @@ from typing import Final, Self, TypeVar
 
 from core.clock import Clock, Deadline
 from core.contract import SNAPSHOT_METADATA_TOKEN, TrackedSnapshot
-from core.errors import ConfigError, DataPathError, RepositoryError
+from core.errors import ConfigError, DataPathError, RepositoryError, StorageOutageError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import AlreadyExistsError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS, Resource
@@ -239,7 +239,7 @@ class PodContext:
 
 
 _ANSWER_SECONDS: Final = 300
-"""How long a storage may take to say what has changed: less than a data path may take without progress."""
+"""How long a storage may take to say what has changed, or what a directory has: less than a data path may stall."""
 
 
 def build_changes(context: PodContext, tracked: TrackedSnapshot | None) -> BlockChanges | None:
@@ -369,11 +369,14 @@ async def ask_directory(ask: Callable[[], _T]) -> _T:
     """Return what `ask` returns in a thread, which is abandoned if a file system does not answer.
 
     Raises:
+        StorageOutageError: it does not.
         RepositoryError: `ask` has raised a ConfigError.
     """
     try:
-        async with run_in_background(lambda _: ask(), name="directory") as asked:
+        async with asyncio.timeout(_ANSWER_SECONDS), run_in_background(lambda _: ask(), name="directory") as asked:
             return await asked
+    except TimeoutError as e:
+        raise StorageOutageError(f"the location's directory did not answer for {_ANSWER_SECONDS} s") from e
     except ConfigError as e:
         raise RepositoryError(str(e)) from e
 

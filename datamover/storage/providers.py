@@ -216,9 +216,6 @@ class Storage(ABC):
         """Whether access depends on the pod, by its identity or a volume of its own, and not on keys alone."""
         return False
 
-    def prepare_creation(self) -> None:  # noqa: B027 - most storages need nothing
-        """Create what must exist before a repository can be created."""
-
 
 @dataclass(frozen=True)
 class FileStorage(Storage):
