@@ -9,7 +9,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from core.errors import AgentError, DataPathError, FencedError
+from core.errors import AgentError, DataPathError, FencedError, StorageOutageError
+from core.models.base import JsonDict
 from datamover.data_path.backup import _Backup
 from datamover.kopia.backup_process import MoverBackup
 from datamover.kopia.progress import Meter
@@ -143,6 +144,29 @@ async def test_a_snapshot_that_was_saved_just_before_the_cancel_is_deleted(
 
     monkeypatch.setattr(MoverBackup, "_take_output", cancel_after_result)
     await _leaves_no_snapshot(upload, tree, plain_kopia)
+
+
+@pytest.mark.skipif(not ONE_OPEN, reason="kopia's own command says at its end what it saved")
+@pytest.mark.parametrize(("error", "left"), [(DataPathError, 0), (StorageOutageError, 1)], ids=["kopia", "storage"])
+async def test_a_snapshot_that_was_saved_before_a_stall_is_deleted(
+    upload: _Transfer,
+    tree: Path,
+    plain_kopia: PlainKopia,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[DataPathError],
+    left: int,
+) -> None:
+    """After an outage of the storage another attempt follows, which deletes it."""
+    carry_out = MoverBackup.carry_out
+
+    async def stall(backup: MoverBackup, decision: JsonDict) -> None:
+        await carry_out(backup, decision)
+        raise error("no progress")
+
+    monkeypatch.setattr(MoverBackup, "carry_out", stall)
+    upload.put()
+    assert await upload.pod.run("data-upload", tree) == error.exit_code
+    assert len(plain_kopia.snapshots()) == left
 
 
 async def test_a_snapshot_is_deleted_if_a_cancel_request_comes_before_the_end_of_its_backup(
