@@ -357,7 +357,7 @@ func (b *blockWriter) ask(ctx context.Context, changes *changeQuery) error {
 		return id, true, err
 	}
 
-	differs, err := b.checkSome(ctx, len(b.list), blocks(marked.end), expected)
+	differs, err := b.checkSome(ctx, len(b.list), max(1, blocks(marked.end)), expected)
 	if err != nil {
 		return err
 	}
