@@ -27,7 +27,7 @@ from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError, kopia
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.stalls import Reachability, Watchdog
 from datamover.kopia.storage_calls import NoAnswerError, RequestTime, StorageCalls, Waits
-from datamover.runtime.cancellation import run_in_background
+from datamover.runtime.cancellation import call_in_thread
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.providers import FileStorage, KopiaAccess, Storage
 
@@ -230,11 +230,8 @@ class Repository:
             return
         # A file system may not answer: kopia reports that.
         with suppress(TimeoutError):
-            async with (
-                asyncio.timeout(self._waits.probe_seconds),
-                run_in_background(lambda _: creation.has_repository(storage.path), name="directory") as found,
-            ):
-                if not await found:
+            async with asyncio.timeout(self._waits.probe_seconds):
+                if not await call_in_thread(partial(creation.has_repository, storage.path), name="directory"):
                     raise NotInitializedError(f"{self.description}: no repository found")
 
     async def open(self, read: Callable[[], Coroutine[Any, Any, _T]], *, read_only: bool = False) -> _T:
@@ -274,9 +271,6 @@ class Repository:
 
     async def _create(self, block_hash: BlockHash | None) -> str:
         """Create a repository, connect to the one that the storage has then, and return its unique ID."""
-        storage = self._address.storage
-        if isinstance(storage, FileStorage):
-            await self._in_directory(storage.prepare_creation)
         new = await creation.create_apart(self.kopia, self.work_dir, self.description, block_hash)
         if not await self._put(new):
             await self._waits.clock.sleep(creation.SETTLE_SECONDS)
@@ -292,18 +286,13 @@ class Repository:
 
     async def _in_directory(self, work: Callable[[], _T]) -> _T:
         """Return what `work` returns in a thread, which is abandoned if the directory does not answer, as `guard`."""
-
-        async def wait() -> _T:
-            async with run_in_background(lambda _: work(), name="directory") as working:
-                return await working
-
-        return await self.guard(self.description, wait)
+        return await self.guard(self.description, partial(call_in_thread, work, name="directory"))
 
     async def _put(self, new: creation.NewRepository) -> bool:
         """Put a repository into a storage that has none; return False if another process's may replace it."""
         storage = self._address.storage
         if isinstance(storage, FileStorage):
-            return await self._in_directory(lambda: new.install(storage.path))
+            return await self._in_directory(lambda: new.install(storage.prepare_creation()))
         if await self._is_empty():
             await self._calls.repeat(partial(self._upload, new))
         return False

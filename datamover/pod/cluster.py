@@ -44,7 +44,7 @@ from datamover.kopia.process import Kopia
 from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress, build_kopia
 from datamover.kopia.stalls import read_stall_limits
 from datamover.kopia.storage_calls import WaitReporter, Waits
-from datamover.runtime.cancellation import run_in_background
+from datamover.runtime.cancellation import call_in_thread
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir, open_work_dir
@@ -373,8 +373,8 @@ async def ask_directory(ask: Callable[[], _T]) -> _T:
         RepositoryError: `ask` has raised a ConfigError.
     """
     try:
-        async with asyncio.timeout(_ANSWER_SECONDS), run_in_background(lambda _: ask(), name="directory") as asked:
-            return await asked
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            return await call_in_thread(ask, name="directory")
     except TimeoutError as e:
         raise StorageOutageError(f"the location's directory did not answer for {_ANSWER_SECONDS} s") from e
     except ConfigError as e:

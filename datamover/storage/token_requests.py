@@ -24,7 +24,7 @@ from core.clock import Backoff, Clock, Deadline
 from core.errors import RepositoryError, StorageOutageError
 from core.models.base import JsonDict
 from core.redact import Redactor
-from datamover.runtime.cancellation import run_in_background
+from datamover.runtime.cancellation import call_in_thread
 from datamover.storage.providers import read_credentials
 from datamover.storage.s3 import DEFAULT_SESSION, AwsRole
 
@@ -66,8 +66,7 @@ async def request_grant(get: Callable[[], _T], clock: Clock, *, within: timedelt
     failures = 0
     while True:
         try:
-            async with run_in_background(lambda _: get(), name=name) as granted:
-                return await granted
+            return await call_in_thread(get, name=name)
         except UnavailableError as e:
             failures += 1
             if deadline.expired:

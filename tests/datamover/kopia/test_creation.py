@@ -205,8 +205,8 @@ async def test_a_directory_that_does_not_answer_ends_a_creation(
     monkeypatch.setattr(Repository, "probe", AsyncMock(return_value=Reachability(reachable=False, message="silent")))
     waits = Waits(limits=StallLimits(timeout=timedelta(seconds=1)))
     try:
-        with opened(FileStorage(tmp_path / "r"), waits=waits) as repository:
-            with pytest.raises(DataPathError, match="repository under test: no progress for 1s: silent"):
-                await work(repository)
+        error = pytest.raises(DataPathError, match="repository under test: no progress for 1s: silent")
+        with opened(FileStorage(tmp_path / "r"), waits=waits) as repository, error:
+            await work(repository)
     finally:
         answers.set()
