@@ -414,11 +414,9 @@ class Repository:
         unique_id = document.get("uniqueIDHex")
         if not isinstance(unique_id, str) or not unique_id:
             raise answer.error("no uniqueIDHex in kopia's output")
-        epochs = False
         # kopia omits the parameters in an old format.
-        with suppress(KeyError, TypeError):
-            epochs = bool(document["contentFormat"]["epochParameters"]["Enabled"])
-        return RepositoryStatus(unique_id, epochs)
+        parameters = (document.get("contentFormat") or {}).get("epochParameters") or {}
+        return RepositoryStatus(unique_id, bool(parameters.get("Enabled")))
 
     def _write_config(self, *, read_only: bool) -> bool:
         """Write the configuration that `repository connect` would; return False if it is unknown for the storage."""
