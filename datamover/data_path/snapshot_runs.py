@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from core.contract import MoverMethod, VolumeMode
-from core.errors import DataPathError, KopiaError
+from core.errors import DataPathError, KopiaError, StorageOutageError
 from core.models.base import JsonDict
 from core.models.names import EXCLUDE_DIGEST_TAG, EXCLUDE_TAG
 from core.models.transfer_settings import Compression, Exclusions
@@ -170,13 +170,13 @@ class SnapshotRun:
     async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
         """Return kopia's answer; it saves a checkpoint at each `interval`, and after a signal.
 
-        After a cancellation nothing refers to a snapshot: it goes, unless another attempt may continue from it.
+        After a cancellation or a stall nothing refers to a snapshot: it goes, unless another attempt may follow.
         """
         try:
             return await self._back_up(interval, read_all=read_all)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, DataPathError) as e:
             stop, saved = self._parameters.stop, self._saved
-            if saved and not (stop and stop.interrupted):
+            if saved and not (stop and stop.interrupted) and not isinstance(e, StorageOutageError):
                 with suppress(DataPathError):
                     await delete_snapshot(self._repository.kopia, saved["id"])
             raise

@@ -12,7 +12,7 @@ import base64
 import json
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -91,12 +91,10 @@ def _read_undo(policy: JsonDict) -> list[_Undo]:
     found = []
     for pattern in (policy.get("files") or {}).get("ignore") or []:
         if pattern.startswith(_MARK):
-            try:
+            # Nothing else writes such a pattern; an invalid one has no effect.
+            with suppress(ValueError, ContractError):
                 text = base64.urlsafe_b64decode(pattern.removeprefix(_MARK).rstrip("/"))
                 found.append(_Undo.from_json(text.decode()))
-            except (ValueError, ContractError):
-                # Nothing else writes such a pattern; it has no effect.
-                continue
     return found
 
 

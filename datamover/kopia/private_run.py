@@ -25,7 +25,7 @@ from core.clock import SystemClock
 from core.errors import DataPathError, KopiaError
 from core.models.base import JsonDict
 from core.redact import Redactor
-from datamover.runtime.cancellation import run_in_background
+from datamover.runtime.cancellation import call_in_thread, run_in_background
 from datamover.runtime.confinement import Bounds, Confinement, Means, confine
 from datamover.runtime.work_dir import opened
 from datamover.storage.providers import SECRET_VARIABLES
@@ -96,8 +96,7 @@ async def open_private_run(
             bounds = _bounds(config, environment, access=access, own=(home, cache))
             confining = confine(Path(found), bounds, means, home)
             # It opens the volume, which may hang; the caller's watchdog ends the wait.
-            async with run_in_background(lambda _: stack.enter_context(confining), name="confinement") as entered:
-                confinement = await entered
+            confinement = await call_in_thread(lambda: stack.enter_context(confining), name="confinement")
             async with _serve(pipes):
                 yield PrivateRun(_without_secrets(environment, home, cache, replacement.files), home, confinement)
 

@@ -27,7 +27,7 @@ from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError, kopia
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.stalls import Reachability, Watchdog
 from datamover.kopia.storage_calls import NoAnswerError, RequestTime, StorageCalls, Waits
-from datamover.runtime.cancellation import run_in_background
+from datamover.runtime.cancellation import call_in_thread
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.providers import FileStorage, KopiaAccess, Storage
 
@@ -230,11 +230,8 @@ class Repository:
             return
         # A file system may not answer: kopia reports that.
         with suppress(TimeoutError):
-            async with (
-                asyncio.timeout(self._waits.probe_seconds),
-                run_in_background(lambda _: creation.has_repository(storage.path), name="directory") as found,
-            ):
-                if not await found:
+            async with asyncio.timeout(self._waits.probe_seconds):
+                if not await call_in_thread(partial(creation.has_repository, storage.path), name="directory"):
                     raise NotInitializedError(f"{self.description}: no repository found")
 
     async def open(self, read: Callable[[], Coroutine[Any, Any, _T]], *, read_only: bool = False) -> _T:
@@ -274,7 +271,6 @@ class Repository:
 
     async def _create(self, block_hash: BlockHash | None) -> str:
         """Create a repository, connect to the one that the storage has then, and return its unique ID."""
-        self._address.storage.prepare_creation()
         new = await creation.create_apart(self.kopia, self.work_dir, self.description, block_hash)
         if not await self._put(new):
             await self._waits.clock.sleep(creation.SETTLE_SECONDS)
@@ -288,12 +284,15 @@ class Repository:
         self.created = True
         return found
 
+    async def _in_directory(self, work: Callable[[], _T]) -> _T:
+        """Return what `work` returns in a thread, which is abandoned if the directory does not answer, as `guard`."""
+        return await self.guard(self.description, partial(call_in_thread, work, name="directory"))
+
     async def _put(self, new: creation.NewRepository) -> bool:
         """Put a repository into a storage that has none; return False if another process's may replace it."""
         storage = self._address.storage
         if isinstance(storage, FileStorage):
-            async with run_in_background(lambda _: new.install(storage.path), name="directory") as installed:
-                return await installed
+            return await self._in_directory(lambda: new.install(storage.prepare_creation()))
         if await self._is_empty():
             await self._calls.repeat(partial(self._upload, new))
         return False
@@ -320,9 +319,8 @@ class Repository:
         """
         storage = self._address.storage
         if isinstance(storage, FileStorage):
-            async with run_in_background(lambda _: creation.find_repository(storage.path), name="directory") as found:
-                if await found:
-                    raise RepositoryError(f"{self.description}: another process has just created it")
+            if await self._in_directory(lambda: creation.find_repository(storage.path)):
+                raise RepositoryError(f"{self.description}: another process has just created it")
             return
         answer = await self._calls.call(self.description, *self._arguments("create"), *creation.ONLY_CHECK)
         if not answer.mentions(creation.CHECKED):
@@ -416,11 +414,9 @@ class Repository:
         unique_id = document.get("uniqueIDHex")
         if not isinstance(unique_id, str) or not unique_id:
             raise answer.error("no uniqueIDHex in kopia's output")
-        epochs = False
         # kopia omits the parameters in an old format.
-        with suppress(KeyError, TypeError):
-            epochs = bool(document["contentFormat"]["epochParameters"]["Enabled"])
-        return RepositoryStatus(unique_id, epochs)
+        parameters = (document.get("contentFormat") or {}).get("epochParameters") or {}
+        return RepositoryStatus(unique_id, bool(parameters.get("Enabled")))
 
     def _write_config(self, *, read_only: bool) -> bool:
         """Write the configuration that `repository connect` would; return False if it is unknown for the storage."""

@@ -215,11 +215,14 @@ def _source(one: JsonDict) -> str:
 
 async def delete_snapshots(kopia: KopiaCaller, attempted: str, snapshot_ids: Collection[str]) -> None:
     """Delete snapshots, as another mover may at the same time. Raises KopiaError if one could not be deleted."""
-    if not snapshot_ids:
-        return
-    removed = await kopia.call(attempted, "snapshot", "delete", *snapshot_ids, "--delete")
-    if not removed.mentions("no snapshots matched"):
-        removed.check()
+    left = list(snapshot_ids)
+    while left:
+        removed = await kopia.call(attempted, "snapshot", "delete", *left, "--delete")
+        gone = {one for one in left if removed.mentions(f"no snapshots matched {one}")}
+        if not gone:
+            removed.check()
+        # kopia deletes none if one is gone.
+        left = [one for one in left if gone and one not in gone]
 
 
 async def delete_snapshot(kopia: Kopia, snapshot_id: str) -> None:

@@ -17,7 +17,7 @@ from typing import Final, Self, TypeVar
 
 from core.clock import Clock, Deadline
 from core.contract import SNAPSHOT_METADATA_TOKEN, TrackedSnapshot
-from core.errors import ConfigError, DataPathError, RepositoryError
+from core.errors import ConfigError, DataPathError, RepositoryError, StorageOutageError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import AlreadyExistsError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS, Resource
@@ -44,7 +44,7 @@ from datamover.kopia.process import Kopia
 from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress, build_kopia
 from datamover.kopia.stalls import read_stall_limits
 from datamover.kopia.storage_calls import WaitReporter, Waits
-from datamover.runtime.cancellation import run_in_background
+from datamover.runtime.cancellation import call_in_thread
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir, open_work_dir
@@ -239,7 +239,7 @@ class PodContext:
 
 
 _ANSWER_SECONDS: Final = 300
-"""How long a storage may take to say what has changed: less than a data path may take without progress."""
+"""How long a storage may take to say what has changed, or what a directory has: less than a data path may stall."""
 
 
 def build_changes(context: PodContext, tracked: TrackedSnapshot | None) -> BlockChanges | None:
@@ -369,11 +369,14 @@ async def ask_directory(ask: Callable[[], _T]) -> _T:
     """Return what `ask` returns in a thread, which is abandoned if a file system does not answer.
 
     Raises:
+        StorageOutageError: it does not.
         RepositoryError: `ask` has raised a ConfigError.
     """
     try:
-        async with run_in_background(lambda _: ask(), name="directory") as asked:
-            return await asked
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            return await call_in_thread(ask, name="directory")
+    except TimeoutError as e:
+        raise StorageOutageError(f"the location's directory did not answer for {_ANSWER_SECONDS} s") from e
     except ConfigError as e:
         raise RepositoryError(str(e)) from e
 

@@ -110,9 +110,9 @@ class PodTransfer:
             ) as work_dir:
                 try:
                     termination = await run_unless_canceled(lambda: self._run(work_dir, canceler), canceler)
-                except CanceledError:
-                    # Too late, while the reports and the watch were ending.
-                    if self._result is None:
+                except AgentError as e:
+                    # Too late, while the reports and the watch were ending. A later attempt deletes the snapshot.
+                    if self._result is None or isinstance(e, FencedError):
                         raise
                     termination = build_success(self._result.to_json())
         except Exception as e:

@@ -127,3 +127,9 @@ async def run_in_background(work: Callable[[ShouldStop], _T], *, name: str) -> A
         if future.done() and not future.cancelled():
             future.exception()
         future.cancel()
+
+
+async def call_in_thread(work: Callable[[], _T], *, name: str) -> _T:
+    """Return what `work` returns in a thread, which is abandoned like one in the background."""
+    async with run_in_background(lambda _: work(), name=name) as working:
+        return await working

@@ -216,9 +216,6 @@ class Storage(ABC):
         """Whether access depends on the pod, by its identity or a volume of its own, and not on keys alone."""
         return False
 
-    def prepare_creation(self) -> None:  # noqa: B027 - most storages need nothing
-        """Create what must exist before a repository can be created."""
-
 
 @dataclass(frozen=True)
 class FileStorage(Storage):
@@ -269,11 +266,12 @@ class FileStorage(Storage):
         except OSError as e:
             raise ConfigError(f"directory {self.path} cannot be read: {e.strerror}") from e
 
-    def prepare_creation(self) -> None:
-        """Create the directory. Raises ConfigError if it cannot be created, or its root is not mounted."""
+    def prepare_creation(self) -> Path:
+        """Create and return the directory. Raises ConfigError if it cannot be created, or its root is not mounted."""
         self.check_root()
         with attempting(f"create repository directory {self.path}", ConfigError):
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return self.path
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from core.clock import Backoff, Clock, Deadline
 from core.errors import RepositoryError, StorageOutageError
 from core.models.base import JsonDict
 from core.redact import Redactor
-from datamover.runtime.cancellation import run_in_background
+from datamover.runtime.cancellation import call_in_thread
 from datamover.storage.providers import read_credentials
 from datamover.storage.s3 import DEFAULT_SESSION, AwsRole
 
@@ -66,8 +66,7 @@ async def request_grant(get: Callable[[], _T], clock: Clock, *, within: timedelt
     failures = 0
     while True:
         try:
-            async with run_in_background(lambda _: get(), name=name) as granted:
-                return await granted
+            return await call_in_thread(get, name=name)
         except UnavailableError as e:
             failures += 1
             if deadline.expired:
@@ -201,6 +200,8 @@ def ask_node(url: str, token_file: str, redactor: Redactor) -> bytes:
     """Return keys of this pod's role from the agent of EKS Pod Identity on the node, as `assume_role` does."""
     token = read_token(token_file, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", redactor)
     attempted = f"cannot get keys of this pod's role with the token in {token_file}"
+    if not (url.startswith(("http://", "https://")) and token.isascii() and token.isprintable()):
+        raise RefusedError(f"{attempted}: the token or AWS_CONTAINER_CREDENTIALS_FULL_URI is invalid")
     request = Request(url, headers={"Authorization": token})  # noqa: S310 - link-local
     answer = parse_json(send(build_direct_client(), request, attempted))
     values = {"SessionToken" if name == "Token" else name: value for name, value in answer.items()}

@@ -5,13 +5,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from core.errors import AgentError
+from core.errors import AgentError, DataPathError, FencedError, StorageOutageError
+from core.models.base import JsonDict
 from datamover.data_path.backup import _Backup
 from datamover.kopia.backup_process import MoverBackup
 from datamover.kopia.progress import Meter
+from datamover.pod.follower import TransferFollower
 from datamover.pod.reporting import Reporter
 from datamover.runtime.cancellation import Canceler
 from tests.datamover.support.backup_movers import BACKUP_VERB, ONE_OPEN
@@ -143,6 +146,29 @@ async def test_a_snapshot_that_was_saved_just_before_the_cancel_is_deleted(
     await _leaves_no_snapshot(upload, tree, plain_kopia)
 
 
+@pytest.mark.skipif(not ONE_OPEN, reason="kopia's own command says at its end what it saved")
+@pytest.mark.parametrize(("error", "left"), [(DataPathError, 0), (StorageOutageError, 1)], ids=["kopia", "storage"])
+async def test_a_snapshot_that_was_saved_before_a_stall_is_deleted(
+    upload: _Transfer,
+    tree: Path,
+    plain_kopia: PlainKopia,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[DataPathError],
+    left: int,
+) -> None:
+    """After an outage of the storage another attempt follows, which deletes it."""
+    carry_out = MoverBackup.carry_out
+
+    async def stall(backup: MoverBackup, decision: JsonDict) -> None:
+        await carry_out(backup, decision)
+        raise error("no progress")
+
+    monkeypatch.setattr(MoverBackup, "carry_out", stall)
+    upload.put()
+    assert await upload.pod.run("data-upload", tree) == error.exit_code
+    assert len(plain_kopia.snapshots()) == left
+
+
 async def test_a_snapshot_is_deleted_if_a_cancel_request_comes_before_the_end_of_its_backup(
     upload: _Transfer, tree: Path, plain_kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,10 +185,20 @@ async def test_a_snapshot_is_deleted_if_a_cancel_request_comes_before_the_end_of
     await _leaves_no_snapshot(upload, tree, plain_kopia)
 
 
-async def test_a_cancel_request_after_the_backup_comes_too_late(
-    upload: _Transfer, tree: Path, plain_kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [(None, 0), (DataPathError("no watch"), 0), (FencedError("another attempt has begun"), FencedError.exit_code)],
+    ids=["a cancel request", "a watch that ends", "another attempt"],
+)
+async def test_what_ends_a_transfer_after_its_backup_comes_too_late(
+    upload: _Transfer,
+    tree: Path,
+    plain_kopia: PlainKopia,
+    monkeypatch: pytest.MonkeyPatch,
+    error: AgentError | None,
+    exit_code: int,
 ) -> None:
-    requested, fail = asyncio.Event(), Canceler.fail
+    requested, ended, fail = asyncio.Event(), asyncio.Event(), Canceler.fail
 
     def note(canceler: Canceler, error: AgentError) -> None:
         fail(canceler, error)
@@ -172,15 +208,19 @@ async def test_a_cancel_request_after_the_backup_comes_too_late(
         try:
             await asyncio.Event().wait()
         finally:
+            if error is not None:
+                monkeypatch.setattr(TransferFollower, "take", Mock(side_effect=error))
             upload.cancel()
             await requested.wait()
             for _turn in range(10):
                 await asyncio.sleep(0)
+            ended.set()
 
     monkeypatch.setattr(Canceler, "fail", note)
     monkeypatch.setattr(Reporter, "follow", end_late)
     upload.put()
-    assert await upload.pod.run("data-upload", tree) == 0
+    assert await upload.pod.run("data-upload", tree) == exit_code
+    await ended.wait()
     assert len(plain_kopia.snapshots()) == 1
 
 

@@ -4,19 +4,24 @@ import asyncio
 import errno
 import os
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
 from core.clock import SystemClock
-from core.errors import RepositoryError
+from core.errors import DataPathError, RepositoryError
 from core.models.storage import BlockHash
 from datamover.kopia import creation
 from datamover.kopia.creation import create_apart
 from datamover.kopia.process import KopiaTimeoutError
+from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import list_snapshots
+from datamover.kopia.stalls import Reachability, StallLimits
 from datamover.kopia.storage_calls import Waits
 from datamover.storage.providers import FileStorage, Storage
 from datamover.storage.s3 import S3Storage
@@ -181,3 +186,27 @@ async def test_a_new_repository_keeps_the_chosen_hash(tmp_path: Path, given: Blo
         assert await repository.ensure(BlockHash.HMAC_SHA256_128) == created
         answer = await repository.call("status", "repository", "status", "--json")
         assert answer.document()["contentFormat"]["hash"] == stored
+
+
+@pytest.mark.parametrize(
+    ("step", "work"),
+    [
+        ("storage.providers.FileStorage.prepare_creation", Repository.ensure),
+        ("kopia.creation.NewRepository.install", Repository.ensure),
+        ("kopia.creation.find_repository", Repository.check_empty),
+    ],
+    ids=["preparation", "creation", "check"],
+)
+async def test_a_directory_that_does_not_answer_ends_a_creation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, work: Callable[[Repository], Awaitable[object]]
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(f"datamover.{step}", lambda *_: answers.wait(20))
+    monkeypatch.setattr(Repository, "probe", AsyncMock(return_value=Reachability(reachable=False, message="silent")))
+    waits = Waits(limits=StallLimits(timeout=timedelta(seconds=1)))
+    try:
+        error = pytest.raises(DataPathError, match="repository under test: no progress for 1s: silent")
+        with opened(FileStorage(tmp_path / "r"), waits=waits) as repository, error:
+            await work(repository)
+    finally:
+        answers.set()

@@ -2,17 +2,18 @@
 
 import asyncio
 import base64
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from core.contract import SnapshotMetadata, TrackedSnapshot
-from core.errors import DataPathError
+from core.errors import DataPathError, StorageOutageError
 from core.kube.client import KubeClient
 from core.kube.errors import ServerError
 from core.kube.transport import Retry
-from datamover.pod.cluster import PodContext, build_changes, check_mounted
+from datamover.pod.cluster import PodContext, ask_directory, build_changes, check_mounted
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from tests.support.clock import LoopClock
@@ -119,3 +120,11 @@ def test_the_last_mount_on_the_volume_counts(tmp_path: Path) -> None:
         check(tmp_path, line("/"), line(root))
     # Mounts of other directories do not count.
     check(tmp_path, line(root, VOLUME / "below"))
+
+
+async def test_a_directory_that_does_not_answer_is_not_awaited_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datamover.pod.cluster._ANSWER_SECONDS", 0)
+    answers = threading.Event()
+    with pytest.raises(StorageOutageError, match="the location's directory did not answer for 0 s"):
+        await ask_directory(lambda: answers.wait(20))
+    answers.set()

@@ -78,6 +78,19 @@ async def test_kopia_assumes_a_role_of_the_mover_in_the_place_of_an_agents_token
 
 
 @pytest.mark.parametrize(
+    ("url", "token"),
+    [("node-agent", _TOKEN), ("file:///etc", _TOKEN), ("http://127.0.0.1:9", f"{_TOKEN}\n{_TOKEN}")],
+    ids=["no URL", "another scheme", "two tokens"],
+)
+async def test_a_url_or_token_that_is_invalid_is_refused_at_once(token_file: Path, url: str, token: str) -> None:
+    token_file.write_text(token)
+    async with _replace(_S3, _of_agent(url, token_file)) as replacement:
+        status, text = await _ask_for_keys(replacement.config)
+    assert (status, _TOKEN in text) == (403, False)
+    assert f"with the token in {token_file}: the token or AWS_CONTAINER_CREDENTIALS_FULL_URI is invalid" in text
+
+
+@pytest.mark.parametrize(
     ("failures", "failure"),
     [
         (1, Answer("", 503)),

@@ -228,7 +228,7 @@ func (b *blockWriter) resume(ctx context.Context, id manifest.ID) error {
 
 	expected := func(at int) (object.ID, bool, error) { return list[at].Object, true, nil }
 
-	differs, err := b.checkSome(ctx, len(list), expected)
+	differs, err := b.checkSome(ctx, len(list), len(list), expected)
 	if err != nil {
 		return err
 	}

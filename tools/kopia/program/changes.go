@@ -107,6 +107,11 @@ func watchChanges(
 	relabeled := mayBeCopy && !c.most.IsZero() && changed.After(c.most) && allChanged(path, c.most)
 
 	for i, one := range manifests {
+		if until := &c.parents[i].Until; !decided.MayBeCopy && until.After(rep.Time()) {
+			// The clock was set back: what was changed since has an earlier time.
+			*until = time.Time{}
+		}
+
 		copied := relabeled || (mayBeCopy && isCopy(path, decided.Parents[i].Until))
 		directory, _ := snapshotfs.EntryFromDirEntry(rep, one.RootEntry).(fs.Directory)
 		c.copied, c.roots = append(c.copied, copied), append(c.roots, directory)

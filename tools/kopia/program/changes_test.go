@@ -206,6 +206,24 @@ func TestIdleVolumeHasItsData(t *testing.T) {
 	}
 }
 
+// TestClockThatWasSetBackHidesNoChange has a parent that was made while the clock was ahead.
+func TestClockThatWasSetBackHidesNoChange(t *testing.T) {
+	b := newBench(t)
+	first := b.backUp(decision{}).result.Snapshot
+	decided := after(t, first)
+	decided.Parents[0].Until = time.Now().Add(time.Hour)
+	b.write("one", "FIRST")
+
+	second := b.backUp(decided).result.Snapshot
+	if b.entry(first, "one").ObjectID == b.entry(second, "one").ObjectID {
+		t.Error("the old content was kept")
+	}
+
+	if third := b.backUp(after(t, second)); third.last.HashedFiles != 0 {
+		t.Errorf("the progress is %+v", third.last)
+	}
+}
+
 func TestLiveVolumeIsNoCopy(t *testing.T) {
 	b := newBench(t)
 	decided := after(t, b.backUp(decision{}).result.Snapshot)

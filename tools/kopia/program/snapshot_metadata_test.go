@@ -237,6 +237,22 @@ func TestDoubtMeansThatAllIsRead(t *testing.T) {
 	}
 }
 
+// TestListThatEndsEarlyIsFound has lists that lack one block of data.
+func TestListThatEndsEarlyIsFound(t *testing.T) {
+	b, random, from := newBench(t), newSeeded(), newStorage(t)
+
+	for _, one := range []struct{ data, named, from int }{{11, 10, 0}, {1, 96, 96}} {
+		content := make([]byte, 128*blockSize)
+		copy(content[one.from*blockSize:], random.bytes(one.data*blockSize))
+		from.says(variableLength, len(content), extent{0, int64(one.named) * blockSize})
+
+		made := b.writeDevice(content, blockDecision{Changes: from.query("")})
+		if !strings.HasPrefix(made.ChangesFault, "it does not name the bytes at ") || made.ReadBytes < int64(len(content)) {
+			t.Errorf("%+v: %v bytes were read, since %q", one, made.ReadBytes, made.ChangesFault)
+		}
+	}
+}
+
 // TestBlocksThatTheRepositoryLacksAreReadAgain has a parent whose blocks are not all there any more.
 func TestBlocksThatTheRepositoryLacksAreReadAgain(t *testing.T) {
 	b, from, content := newBench(t), newStorage(t), newSeeded().bytes(20*blockSize)
