@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,6 +102,10 @@ class Soak:
             lost = [each for ground in grounds for each in ground.lost()]
             lost += [each for keeper in self.keepers for each in keeper.lost()]
             left = wait_leaked(self.bed)
+            for each in left:
+                # It may go meanwhile.
+                with suppress(BedError):
+                    self.journal.say(self.bed.user.kubectl("get", *each.split(), "-n", NAMESPACE, "-o", "yaml"))
             proven = sum(len(ground.copies) for ground in grounds) + len(self.keepers) - len(lost)
         return self._figures(left, lost) | {"volumes_proven": proven}
 
