@@ -268,7 +268,7 @@ class VerificationSteps:
     async def _completed(self, volume_namespace: str) -> AsyncIterator[Transfer]:
         """Yield all completed backups of the namespace's volumes that name a snapshot, in all locations.
 
-        Those of all namespaces together may be too many to be kept.
+        A cluster may have too many to keep all.
         """
         for resource, model in _MODELS:
             async for page in self._cluster.client.pages(Selection(resource, self._namespace)):
