@@ -138,6 +138,9 @@ _SOCKS_FAILURES: Final = {
 _SOCKS_SIZES: Final = {1: 4, 4: 16}
 """Bytes of an IPv4 and an IPv6 address in an answer, by its type; of a name, the first byte says it."""
 
+_SOCKS_BYTES: Final = 255
+"""The most that a name, a user name or a password may have."""
+
 
 class DialError(Exception):
     """There is no connection; the message says why in the words of Go's library."""
@@ -170,13 +173,13 @@ async def dial(to: Address, proxy: NextProxy | None, *, tunnel: bool) -> AsyncIt
                         await _pass_proxy(link, to, proxy)
         except TimeoutError as e:
             raise DialError(f"dial tcp {to}: i/o timeout") from e
-        except (OSError, EOFError, ValueError) as e:
+        except (OSError, EOFError, UnicodeError) as e:
             raise DialError(f"dial tcp {proxy.address if proxy else to}: {_words(e)}") from e
         yield link
 
 
 def _words(error: Exception) -> str:
-    if isinstance(error, ValueError):
+    if isinstance(error, UnicodeError):
         # The name, or a label of it, is empty or too long.
         return "lookup: no such host"
     if isinstance(error, socket.gaierror):
@@ -241,12 +244,16 @@ async def _pass_socks(link: socket.socket, to: Address, proxy: NextProxy) -> Non
     _, method = await read(2)
     if method == 2:  # noqa: PLR2004 - user name and password, in RFC 1928
         user, password = (proxy.user or "").encode(), proxy.password.encode()
+        if max(len(user), len(password)) > _SOCKS_BYTES:
+            raise DialError(f"proxy {proxy.address}: the user name or the password is too long")
         await loop.sock_sendall(link, bytes([1, len(user)]) + user + bytes([len(password)]) + password)
         if (await read(2))[1]:
             raise DialError(f"proxy {proxy.address}: username/password authentication failed")
     elif method:
         raise DialError(f"proxy {proxy.address}: no acceptable authentication methods")
     host = to.host.encode()
+    if len(host) > _SOCKS_BYTES:
+        raise UnicodeError(f"{len(host)} bytes")
     await loop.sock_sendall(link, b"\x05\x01\x00\x03" + bytes([len(host)]) + host + to.port.to_bytes(2))
     _, failed, _, kind = await read(4)
     if failed:

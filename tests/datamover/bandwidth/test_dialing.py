@@ -196,11 +196,21 @@ async def test_a_socks_proxy_connects_to_a_name_that_it_resolves(
     assert asked[-1] == b"\x05\x01\x00\x03\x0es3.example.com\x01\xbb"
 
 
-async def test_a_name_that_is_too_long_for_a_socks_proxy_is_not_found() -> None:
+@pytest.mark.parametrize(
+    ("host", "password", "method", "error"),
+    [
+        ("s" * 256, "", 0, "lookup: no such host"),
+        ("s3.example.com", "p" * 256, 2, "the user name or the password is too long"),
+    ],
+    ids=["name", "password"],
+)
+async def test_what_is_too_long_for_a_socks_proxy_is_an_error(
+    host: str, password: str, method: int, error: str
+) -> None:
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(bytes([5, 0]))
+        writer.write(bytes([5, method]))
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        proxy = NextProxy("socks5h", Address("127.0.0.1", server.sockets[0].getsockname()[1]))
-        with pytest.raises(DialError, match=r"lookup: no such host$"):
-            await dial(Address("s" * 256, 443), proxy, tunnel=True).__aenter__()
+        proxy = NextProxy("socks5h", Address("127.0.0.1", server.sockets[0].getsockname()[1]), "me", password)
+        with pytest.raises(DialError, match=rf"{error}$"):
+            await dial(Address(host, 443), proxy, tunnel=True).__aenter__()
