@@ -83,6 +83,12 @@ _NO_PASSWORD: Final = "-"  # noqa: S105 - no password
 
 _CONTROLLER: Final = "its controller (the Velero server, even with 0 replicas of its Deployment; else the leader)"
 
+_REESTABLISHED: Final = "re-establish on BSL change, create or delete"
+"""What a Velero server says of a repository that is NotReady since its location was edited; it then opens it again.
+
+Source: Velero v1.18, invalidateBackupReposForBSL in pkg/controller/backup_repository_controller.go.
+"""
+
 _REREAD: Final = timedelta(seconds=1)
 """The least time between two reads of a BackupRepository that is not Ready, after the first two."""
 
@@ -144,7 +150,7 @@ class ClusterReader:
                 if reported:
                     await reporter.ready(f"{name} is ready")
                 return found
-            if found.phase is RepositoryPhase.NOT_READY:
+            if found.phase is RepositoryPhase.NOT_READY and found.status.message != _REESTABLISHED:
                 raise RepositoryError(f"{name} is not ready: {found.status.message or 'its controller gave no reason'}")
             if deadline.expired:
                 why = found.status.message or f"{_CONTROLLER} did not make it ready in time"

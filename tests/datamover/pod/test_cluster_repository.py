@@ -100,17 +100,25 @@ async def test_a_repository_that_changes_all_the_time_is_read_once_a_second(tmp_
     assert len(lists) <= 13
 
 
+_EDITED = "re-establish on BSL change, create or delete"
+"""What a Velero server writes when a location was edited, until it has opened the repository again."""
+
+
 @pytest.mark.parametrize(
-    ("phase", "shown"),
+    ("phase", "why", "shown"),
     [
-        ("New", "velero/app-dr-default-kopia is still New: no node takes its pod"),
-        ("NotReady", "velero/app-dr-default-kopia is not ready: no node takes its pod"),
+        ("New", "no node takes its pod", "still New"),
+        ("NotReady", "no node takes its pod", "not ready"),
+        ("NotReady", _EDITED, "still NotReady"),
     ],
+    ids=["new", "not ready", "location edited"],
 )
-async def test_a_wait_for_a_repository_ends_with_what_it_is_pending_for(tmp_path: Path, phase: str, shown: str) -> None:
+async def test_a_wait_for_a_repository_ends_with_what_it_is_pending_for(
+    tmp_path: Path, phase: str, why: str, shown: str
+) -> None:
     pod = MoverPod(FakeKube(), tmp_path)
-    pod.kube.put(_ready("app-dr", "default") | {"status": {"phase": phase, "message": "no node takes its pod"}})
-    with pytest.raises(RepositoryError, match=rf"{shown}$"):
+    pod.kube.put(_ready("app-dr", "default") | {"status": {"phase": phase, "message": why}})
+    with pytest.raises(RepositoryError, match=rf"velero/app-dr-default-kopia is {shown}: {why}$"):
         await _ensure_repository(pod)
 
 
