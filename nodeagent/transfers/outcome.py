@@ -127,8 +127,10 @@ def read_outcome(cr: Transfer) -> Outcome | None:
 def decide_outcome(end: PodEnd, parse_result: Callable[[str], MoverResult], *, cancel_requested: bool) -> Outcome:
     """Return what the end of a mover pod means for its transfer.
 
-    A mover that was stopped without a cancel request reports "canceled" as well; that transfer is Failed: Velero waits
-    for the rest of a backup after a Canceled that it did not request. `parse_result` may raise ResultError.
+    A mover that was stopped without a cancel request reports "canceled" as well; that transfer is Failed: a Velero
+    server does not show why one is Canceled. `parse_result` may raise ResultError.
+
+    Source: Velero v1.18, Progress in pkg/backup/actions/csi/pvc_action.go.
     """
     message = end.message.strip()
     if end.exit_code == 0:
