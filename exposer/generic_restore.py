@@ -64,7 +64,7 @@ from exposer.pods import build_restore_pod
 from exposer.sources import WINDOWS_ONLY, delete_base, leave_to_velero
 from exposer.workload import tolerations_of_consumers
 
-TARGET_TIMEOUT: Final = timedelta(minutes=2)
+_TARGET_TIMEOUT: Final = timedelta(minutes=2)
 """How long the target PVC may be missing: Velero creates it after the DataDownload.
 
 Source: Velero v1.18, the CSI restore action of PersistentVolumeClaims.
@@ -209,9 +209,11 @@ class GenericRestoreExposer(MoverExposer):
         namespace, name = request.target_namespace, request.target_claim
         place = f"target PVC {namespace}/{name}"
         target = await reader.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
-        if target is None or target["metadata"].get("deletionTimestamp"):
-            text = f"{place} does not exist yet" if target is None else f"{place} is being deleted"
-            raise PendingError(Pending(PendingReason.TARGET_CLAIM_ABSENT, text))
+        if target is None:
+            text = f"PersistentVolumeClaim {namespace}/{name} to restore into does not exist"
+            raise PendingError(Pending(PendingReason.TARGET_CLAIM_MISSING, text, timeout=_TARGET_TIMEOUT))
+        if target["metadata"].get("deletionTimestamp"):
+            raise PendingError(Pending(PendingReason.TARGET_CLAIM_ABSENT, f"{place} is being deleted"))
         if (volume := target["spec"].get("volumeName")) and volume != request.volume:
             raise ExposeError(f"cannot restore into {place}: it is already bound to PersistentVolume {volume}")
         _check_restore(request, target)
@@ -455,7 +457,7 @@ def _check_restore(request: RestoreRequest, target: PersistentVolumeClaim) -> No
     asked, other = request.requested_at, name_other_restore(target, request.restore)
     if request.volume or asked is None or other is None:
         return
-    if parse_time(target["metadata"]["creationTimestamp"]) - asked > TARGET_TIMEOUT:
+    if parse_time(target["metadata"]["creationTimestamp"]) - asked > _TARGET_TIMEOUT:
         place = f"target PVC {request.target_namespace}/{request.target_claim}"
         raise ExposeError(f"{place} was made by restore {other} meanwhile")
 

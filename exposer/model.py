@@ -105,7 +105,7 @@ class Pending:
 
     `blocked` marks a reason that never occurs in a healthy transfer and may need action. `operation`
     identifies the one operation on the cluster that is pending, which has a timeout; None where there
-    is no single one. `timeout` is the operation's own; None: the one of all operations of the transfer.
+    is no single one. `timeout` is its own, or before admission the reason's; None: the one of all of the transfer.
     """
 
     reason: str

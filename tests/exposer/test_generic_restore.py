@@ -3,7 +3,7 @@
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -226,7 +226,8 @@ async def test_a_restore_for_windows_is_left_to_veleros_agent_there_if_there_is_
 async def test_an_absent_target_is_pending() -> None:
     scene = RestoreScene()
     await remove_target(scene)
-    assert await check(scene) == Pending("TargetClaimAbsent", "target PVC app3/data does not exist yet")
+    text = "PersistentVolumeClaim app3/data to restore into does not exist"
+    assert await check(scene) == Pending("TargetClaimMissing", text, timeout=timedelta(minutes=2))
 
 
 async def test_a_missing_storage_class_is_waited_for_where_it_is_read() -> None:

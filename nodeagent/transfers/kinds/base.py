@@ -96,6 +96,7 @@ def admit_exposable(ready: Admission, waiting: Pending | None, copies: tuple[str
         waiting.message,
         indefinite=waiting.reason in {PendingReason.COPY_IN_USE, PendingReason.LEFT_TO_VELERO},
         blocked=waiting.blocked,
+        limit=waiting.timeout,
         copies=copies,
     )
 

@@ -7,7 +7,7 @@ from msgspec import UNSET
 
 from core.contract import RestoreResult
 from core.errors import ExposeError
-from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS
+from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS
 from core.models.names import (
     BACKUP_ANNOTATION,
     BLOCK_DATA_MOVER,
@@ -16,10 +16,10 @@ from core.models.names import (
     VELERO_RESTORE_LABEL,
 )
 from core.models.phases import Phase
-from core.models.reasons import FailureReason, PendingReason
+from core.models.reasons import FailureReason
 from core.models.transfers import DataDownload, DataUpload
 from exposer.csi_snapshot import CSISnapshotExposer
-from exposer.generic_restore import TARGET_TIMEOUT, GenericRestoreExposer
+from exposer.generic_restore import GenericRestoreExposer
 from exposer.model import WINDOWS, KeptVolume, Pending, Reader, RestoreRequest, SnapshotRequest
 from nodeagent.transfers.kinds.base import (
     COMMON_STATUS_FIELDS,
@@ -127,11 +127,6 @@ class DataDownloadKind(RestoreResults, Kind[DataDownload]):
         return find_unsupported(cr)
 
     async def _check_volume(self, cr: DataDownload, reader: Reader, ready: Admission) -> Admission:
-        target = cr.spec.target_volume
-        claim = await reader.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.pvc)
-        if claim is None:
-            message = f"PersistentVolumeClaim {target.namespace}/{target.pvc} to restore into does not exist"
-            return Admission(AdmissionState.PENDING, PendingReason.TARGET_CLAIM_MISSING, message, limit=TARGET_TIMEOUT)
         request = self._request(cr)
         return admit_exposable(ready, await self.exposer.check(request, reader), request.copies.needed)
 

@@ -53,7 +53,7 @@ class PodVolumeKind(Kind[P]):
             return replace(ready, node=located.node)
         waiting, pod = admit_exposable(ready, located, ()), (cr.spec.pod.namespace, cr.spec.pod.name)
         # The workload pod may wait for its volumes, or for other restores.
-        return replace(waiting, indefinite=not located.blocked, limit=located.timeout, pod=pod)
+        return replace(waiting, indefinite=not located.blocked, pod=pod)
 
     def _request(self, cr: P) -> PodVolumeRequest:
         return PodVolumeRequest.of(

@@ -21,7 +21,6 @@ from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
 from nodeagent.transfers.outcome import Outcome
 from tests.exposer.support.world import no_guard
 from tests.nodeagent.support.data_kinds import (
-    CLAIM_PATH,
     LOCATION,
     LOCATION_PATH,
     READY_WORLD,
@@ -102,9 +101,17 @@ async def test_a_location_that_is_not_available_delays_nothing(status: JsonDict,
         (True, Pending("Error", "m", blocked=True), Admission(WAITS, "Error", "m", blocked=True)),
         (True, ExposeError("m"), Admission(AdmissionState.FAILED, FailureReason.SOURCE_MISSING, "m")),
         (False, Pending("Unused", "m"), Admission(WAITS, "Unused", "m")),
+        (False, Pending("Missing", "m", timeout=MISSING), Admission(WAITS, "Missing", "m", limit=MISSING)),
         (False, ExposeError("m"), Admission(AdmissionState.FAILED, FailureReason.TARGET_CLAIM_UNUSABLE, "m")),
     ],
-    ids=["snapshot not ready", "snapshot with an error", "no snapshot", "target without a consumer", "target bound"],
+    ids=[
+        "not ready",
+        "snapshot with an error",
+        "no snapshot",
+        "target without a consumer",
+        "no target",
+        "target bound",
+    ],
 )
 async def test_a_transfer_waits_for_its_exposer_or_fails_with_it(
     found: Pending | ExposeError, expected: Admission, *, upload: bool
@@ -147,13 +154,6 @@ async def test_another_snapshot_type_is_rejected_and_leaves_nothing_to_clean(cha
     if transfer["spec"]["csiSnapshot"] is None:
         assert await kind.clean_up(kind.parse(transfer)) is None
         assert exposer.cleaned == 0
-
-
-async def test_a_missing_target_claim_is_permanent_after_two_minutes() -> None:
-    world = {path: obj for path, obj in READY_WORLD.items() if path != CLAIM_PATH}
-    found = await admission(downloads(), data_download(), world)
-    assert (found.decision, found.indefinite, found.limit) == (WAITS, False, timedelta(minutes=2))
-    assert "PersistentVolumeClaim app3/data" in found.message
 
 
 @pytest.mark.parametrize(
