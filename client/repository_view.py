@@ -29,7 +29,12 @@ from client.text import EventLine
 from core.contract import MaintenanceMode, MaintenanceResult
 from core.errors import ConfigError, ContractError
 from core.models.base import Time, WireModel, parse_time
-from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET, REPOSITORY_ID_ANNOTATION
+from core.models.names import (
+    CREDENTIALS_SECRET,
+    REPO_CREDENTIALS_KEY,
+    REPO_CREDENTIALS_SECRET,
+    REPOSITORY_ID_ANNOTATION,
+)
 from core.models.storage import BackupRepository, BackupStorageLocation, MaintenanceEntry, SecretKey
 from core.snapshot_contract import SnapshotTotal
 from nodeagent.maintenance.record import MaintenanceRecord
@@ -246,8 +251,8 @@ class RepositoryDetails(RepositorySummary):
 _IDENTITY: Final = ("--override-username=default", "--override-hostname=default")
 """All data movers have it, so their snapshots are listed as one's own."""
 
-_INHERITED: Final = SecretKey(name="cloud-credentials", key="cloud")
-"""The credentials of locations that name none. Source: Velero v1.18, pkg/install/resources.go."""
+_INHERITED: Final = SecretKey(name=CREDENTIALS_SECRET, key="cloud")
+"""The credentials of locations that name none."""
 
 _KEY: Final = re.compile(r"[-._a-zA-Z0-9]+")
 _PROFILE: Final = re.compile(r"[-._@a-zA-Z0-9]+")

@@ -12,12 +12,19 @@ from typing import Final
 
 import yaml
 
-from client.install.daemonset import CREDENTIALS_SECRET, build_daemonset
+from client.install.daemonset import build_daemonset
 from client.install.options import CONFIG_MAP, AgentOptions, InstallOptions, LocationOptions, build_object
 from client.permissions import VERIFY_PERMISSIONS
 from core.kube.types import Manifest
 from core.models.base import JsonDict
-from core.models.names import AGENT_LABELS, MOVER_SERVICE_ACCOUNT, PART_OF_LABELS, RESTORE_TEST_ACCOUNT, SERVICE_ACCOUNT
+from core.models.names import (
+    AGENT_LABELS,
+    CREDENTIALS_SECRET,
+    MOVER_SERVICE_ACCOUNT,
+    PART_OF_LABELS,
+    RESTORE_TEST_ACCOUNT,
+    SERVICE_ACCOUNT,
+)
 from exposer.pod_manifest import MOVER_CAPABILITIES
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, Scope, agent_permissions
 

@@ -9,11 +9,18 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
-from pydantic import AfterValidator, Discriminator, Field, StrictBool, StrictInt, Tag, field_validator
+from pydantic import AfterValidator, Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
 from core.kube.types import Quantities, ResourceRequirements
-from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_LABELS, HISTORY_CONFIGMAPS, REPO_CREDENTIALS_SECRET
+from core.models.names import (
+    ADMISSIONS_CONFIGMAP,
+    AGENT_LABELS,
+    CREDENTIALS_SECRET,
+    DELETIONS_CONFIGMAP,
+    HISTORY_CONFIGMAPS,
+    REPO_CREDENTIALS_SECRET,
+)
 from nodeagent.config.own_keys import OWN_KEY, OwnKeys
 from nodeagent.config.value_types import (
     NUMBER_OPERATORS,
@@ -23,7 +30,6 @@ from nodeagent.config.value_types import (
     ObjectName,
     QuantityText,
     Section,
-    Text,
     Toleration,
     expected,
     is_at_most,
@@ -45,7 +51,9 @@ INHERIT: Final = "inherit"
 
 _PositiveNumber = Annotated[StrictInt, Field(ge=1, le=_LARGEST_NUMBER)]
 
-_RESERVED: Final = frozenset({REPO_CREDENTIALS_SECRET, ADMISSIONS_CONFIGMAP, *HISTORY_CONFIGMAPS})
+_RESERVED: Final = frozenset(
+    {CREDENTIALS_SECRET, REPO_CREDENTIALS_SECRET, ADMISSIONS_CONFIGMAP, DELETIONS_CONFIGMAP, *HISTORY_CONFIGMAPS}
+)
 """What the agent itself reads under a fixed name: the copy of a user's object must not take its place."""
 
 
@@ -119,7 +127,7 @@ class LoadAffinity(Section):
         {"matchLabels": {"pool": "backup"}},
     )
     # Also no valid name, as in Velero: the entry then applies to nothing.
-    storage_class: Text = setting(
+    storage_class: StrictStr = setting(
         "", "storage class to which the entry applies; for backups, the class in backupPVC", "fast"
     )
 

@@ -105,7 +105,11 @@ _TOLERATED = [
     ({"restorePVC": {"secretNames": [None]}}, "restorePVC.secretNames[0]: expected a string, found the value null"),
     ({"backupPVC": {"fast": {"configMapNames": [""]}}}, "configMapNames[0]: expected the name of an object"),
     ({"backupPVC": {"a": {"secretNames": ["velero-repo-credentials"]}}}, f"backupPVC.a.secretNames{_TAKEN}"),
-    ({"restorePVC": {"configMapNames": ["node-agent-admissions"]}}, f"restorePVC.configMapNames{_TAKEN}"),
+    ({"restorePVC": {"secretNames": ["cloud-credentials"]}}, f"restorePVC.secretNames{_TAKEN}"),
+    *(
+        ({"restorePVC": {"configMapNames": [name]}}, f"restorePVC.configMapNames{_TAKEN}")
+        for name in ("node-agent-admissions", "node-agent-backup-deletions")
+    ),
     ({"cachePVC": {"residentThresholdInMB": -1}}, "cachePVC.residentThresholdInMB: expected a number of at least 0"),
     ({"podResources": {"memoryLimit": "500MB"}}, 'memoryLimit: expected a quantity such as "500m", "2" or "4Gi"'),
     ({"podResources": {"cpuRequest": "-1"}}, "podResources.cpuRequest: expected a quantity"),
