@@ -135,13 +135,6 @@ def _check_mount_path(path: str) -> str:
     return path
 
 
-def _check_text(text: str) -> str:
-    # JSON can express half of a surrogate pair, which cannot be encoded.
-    if text.encode(errors="ignore").decode() != text:
-        raise expected("text")
-    return text
-
-
 def _check_annotations(annotations: dict[str, str]) -> dict[str, str]:
     size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
     if size > _ANNOTATIONS_LIMIT_BYTES:
@@ -220,10 +213,8 @@ LabelValue = Annotated[
 LabelMap = dict[LabelKey, LabelValue]
 """Labels of an object, or labels that a node must have."""
 
-Text = Annotated[StrictStr, AfterValidator(_check_text)]
-
 AnnotationMap = Annotated[
-    dict[Annotated[StrictStr, AfterValidator(_check_annotation_key)], Text], AfterValidator(_check_annotations)
+    dict[Annotated[StrictStr, AfterValidator(_check_annotation_key)], StrictStr], AfterValidator(_check_annotations)
 ]
 """Annotations of an object."""
 

@@ -277,6 +277,11 @@ def test_a_repeated_key_is_reported() -> None:
         ('{"priorityClassName": "a", "priorityClassName": null}', {"priorityClassName": "a"}),
         ('{"podLabels": {"a": "b"}, "podLabels": {"c": "d"}}', {"podLabels": {"a": "b", "c": "d"}}),
         ('{"podLabels": {"a": "b"}, "podLabels": null}', {}),
+        # As Go, of half of a surrogate pair.
+        (
+            '{"podAnnotations": {"a": "\\ud800\\\\\\uDC00\ud800"}, "backupPVC": {"\\ud800": {}, "\\ud83d\\ude00": {}}}',
+            {"podAnnotations": {"a": "\ufffd\\\ufffd\ufffd"}, "backupPVC": {"\ufffd": {}, "\U0001f600": {}}},
+        ),
         (
             '{"restorePVC": {"ignoreDelayBinding": true}, "restorepvc": {"secretNames": ["a"]}}',
             {"restorePVC": {"ignoreDelayBinding": True, "secretNames": ["a"]}},
