@@ -44,7 +44,8 @@ _PATH: Final = re.compile(r"(?:/[A-Za-z0-9_@+-][A-Za-z0-9_.@+-]*)+")
 """Without hidden directories, so without `.` and `..`."""
 
 _IMAGE_DIRECTORIES: Final = frozenset(
-    {"bin", "credentials", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "scratch", "sys", "usr", "var"}
+    {"bin", "credentials", "dev", "etc", "lib", "lib64", "mover-events", "opt", "proc", "run", "sbin", "scratch"}
+    | {"sys", "usr", "var"}
 )
 """Directories at the top of a mover pod that have a content of their own."""
 
@@ -345,7 +346,9 @@ class Toleration(Section):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute", ""] = setting(
         "", "effect of the taint; empty: every effect", "NoSchedule"
     )
-    toleration_seconds: StrictInt | None = setting(None, "how long a NoExecute taint is tolerated, in seconds", 600)
+    toleration_seconds: Annotated[StrictInt, Field(le=2**63 - 1)] | None = setting(
+        None, "how long a NoExecute taint is tolerated, in seconds", 600
+    )
 
     @field_validator("key")
     @classmethod

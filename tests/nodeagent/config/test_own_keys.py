@@ -94,7 +94,10 @@ def _rule(**keys: object) -> JsonDict:
             ({"repositoryVolumes": [_CLAIM | {"mountPath": path}]}, f"{_PATH} an absolute")
             for path in ("a", "/a/../b", "/")
         ),
-        ({"repositoryVolumes": [_CLAIM | {"mountPath": "/scratch/a"}]}, f"{_PATH} a path"),
+        *(
+            ({"repositoryVolumes": [_CLAIM | {"mountPath": path}]}, f"{_PATH} a path")
+            for path in ("/scratch/a", "/mover-events")
+        ),
         (_volume(nfs=_NFS | {"server": "a b"}), "repositoryVolumes[0].nfs.server: expected a host name"),
         (_volume(nfs={"server": "nfs"}), "repositoryVolumes[0].nfs: expected server and path"),
         (_volume(nfs=_NFS | {"path": "export"}), "repositoryVolumes[0].nfs.path: expected an absolute path"),

@@ -123,7 +123,10 @@ _TOLERATED = [
     ({"podLabels": {"role": "node-agent"}}, "podLabels: expected labels other than"),
     ({"podAnnotations": {"a": "x" * 300_000}}, "podAnnotations: expected annotations of at most 256 KiB in total"),
     ({"podAnnotations": {"": "x"}}, 'podAnnotations[""]: expected a key'),
-    ({"podAnnotations": {"a": "\ud800"}}, "podAnnotations.a: expected text"),
+    (
+        {"tolerations": [{"key": "a", "effect": "NoExecute", "tolerationSeconds": 2**63}]},
+        "tolerations[0].tolerationSeconds: expected a number of at most 9223372036854775807",
+    ),
     ({"tolerations": "all"}, 'tolerations: expected a list of tolerations, or "inherit"'),
     ({"tolerations": [{"key": "a", "operator": "Is"}]}, "tolerations[0].operator: expected 'Equal', 'Exists' or ''"),
     ({"tolerations": [{"value": "a"}]}, "tolerations[0].key: expected a key; only the operator Exists"),
