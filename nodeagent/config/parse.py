@@ -57,14 +57,15 @@ def advise(config: AgentConfig) -> Iterator[ConfigFinding]:
             yield ConfigFinding("loadConcurrency.perNodeConfig", problem)
 
 
-_WHOLE: Final = frozenset({"loadAffinity", "podResources", "tolerations"})
-"""Keys that one invalid value invalidates as a whole: a part of one would mean something else.
+_WHOLE: Final = (("loadAffinity",), ("podResources",), ("tolerations",), (OWN_KEY, "excludedMetadata"))
+"""Keys that one invalid value invalidates as a whole: a part of one would mean something else, or protect from less.
 
 Source: Velero v1.18, docs: podResources with one invalid value is ignored.
 """
 
-_LISTS: Final = (("loadConcurrency", "perNodeConfig"), (OWN_KEY, "repositoryVolumes"))
-"""Lists whose invalid entries are dropped as a whole, and the others stay: the rest of one would mean something else.
+_LISTS: Final = (("loadConcurrency", "perNodeConfig"), (OWN_KEY, "repositoryVolumes"), (OWN_KEY, "exclude", "rules"))
+"""Lists whose invalid entries are dropped as a whole, and the others stay: the rest of one would mean something else,
+such as to leave files out of the backups of all namespaces.
 
 Source: Velero v1.18, for perNodeConfig.
 """
@@ -199,8 +200,9 @@ def has_wrong_type(error: ErrorDetails) -> bool:
 
 def _unit_of(place: Location) -> Location:
     """Return what is removed for an error at `place`."""
-    if place[0] in _WHOLE:
-        return place[:1]
+    for whole in _WHOLE:
+        if place[: len(whole)] == whole:
+            return whole
     for of_list in _LISTS:
         if place[: len(of_list)] == of_list:
             return place[: len(of_list) + 1]
@@ -226,8 +228,8 @@ def _remove(document: JsonDict, unit: Location) -> None:
 def _explain(error: ErrorDetails, path: str) -> ConfigFinding:
     """Return what was expected at `path`, what was found, and what may have been meant."""
     kind, context, value = error["type"], error.get("ctx", {}), error["input"]
-    if kind == "missing":
-        return ConfigFinding(path, "required key is missing")
+    if kind in _KEYS:
+        return ConfigFinding(path, _KEYS[kind])
     words = _EXPECTED.get(kind)
     what = words.format(**context) if words else error["msg"].removeprefix("expected ")
     return ConfigFinding(path, f"expected {what}, found {_describe(value)}", ask(_guess(kind, value, what)))
@@ -251,6 +253,8 @@ def _guess(kind: str, value: object, what: str) -> str | None:
 
 
 _CHOICE_ERRORS: Final = frozenset({"enum", "literal_error"})
+
+_KEYS: Final = {"missing": "required key is missing", "extra_forbidden": "unknown key"}
 
 _EXPECTED: Final = {
     "int_type": "a whole number",

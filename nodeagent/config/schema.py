@@ -108,7 +108,9 @@ class SortedKeys:
         for key, item in getattr(value, "members", value.items()):
             spelling = key if key in fields else spellings.get(key.lower(), "")
             alias = section.other_names.get(spelling, spelling)
-            if not alias:
+            if not alias and section.model_config["extra"] == "forbid":
+                kept[key] = item
+            elif not alias:
                 hint = self._hint(key, [*fields, *section.other_names], place)
                 self._note((*place, key), "unknown key; ignored", hint)
             elif spelling != alias and (alias in kept or alias in value):

@@ -61,6 +61,20 @@ def _affinity(**requirement: Any) -> dict[str, Any]:
 
 _WHERE = "loadAffinity[0].nodeSelector.matchExpressions[0]"
 _GT = {"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["1"]}]}
+
+
+def _own(**keys: Any) -> dict[str, Any]:
+    return {"nodeagent.io": keys}
+
+
+_WIDER_RULES = [
+    {"patterns": ["/a/"], "namespaces": "build"},
+    {"patterns": ["/a/"], "namespaces": [None]},
+    {"patterns": ["/a/"], "storageClasses": ["Fast"]},
+    {"patterns": ["/a/"], "namespace": ["build"]},
+]
+"""Without what is wrong in them, they would leave files of all volumes out."""
+
 _TAKEN = "[0]: expected the name of an object that the agent does not use itself"
 
 _FATAL = [
@@ -170,8 +184,16 @@ def test_an_invalid_value_is_reported_and_defaulted(document: dict[str, Any], ex
         ({"podResources": {"cpuLimit": 1, "memoryLimit": "1Gi"}, "podLabels": {"b": "c"}}, {"podLabels": {"b": "c"}}),
         ({"loadAffinity": [{}, {"storageClass": 1}], "loadAffinityMode": "any"}, {"loadAffinityMode": "any"}),
         ({"tolerations": [{"key": "a"}, 5]}, {}),
+        (
+            _own(exclude={"rules": [*_WIDER_RULES, {"patterns": ["/b/"]}]}),
+            _own(exclude={"rules": [{"patterns": ["/b/"]}]}),
+        ),
+        (_own(excludedMetadata=["a/", "b/*"]), {}),
     ],
-    ids=["number", "rules", "claim", "label", "resources whole", "affinity whole", "tolerations whole"],
+    ids=[
+        *("number", "rules", "claim", "label", "resources whole", "affinity whole", "tolerations whole"),
+        *("exclusion whole", "metadata whole"),
+    ],
 )
 def test_an_invalid_value_leaves_the_other_keys_active(document: dict[str, Any], kept: dict[str, Any]) -> None:
     parsed = parse_config(json.dumps(document))
