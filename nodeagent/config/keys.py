@@ -13,14 +13,7 @@ from pydantic import AfterValidator, Discriminator, Field, StrictBool, StrictInt
 from pydantic_core.core_schema import ValidationInfo
 
 from core.kube.types import Quantities, ResourceRequirements
-from core.models.names import (
-    ADMISSIONS_CONFIGMAP,
-    AGENT_LABELS,
-    CREDENTIALS_SECRET,
-    DELETIONS_CONFIGMAP,
-    HISTORY_CONFIGMAPS,
-    REPO_CREDENTIALS_SECRET,
-)
+from core.models import names
 from nodeagent.config.own_keys import OWN_KEY, OwnKeys
 from nodeagent.config.value_types import (
     NUMBER_OPERATORS,
@@ -51,9 +44,10 @@ INHERIT: Final = "inherit"
 
 _PositiveNumber = Annotated[StrictInt, Field(ge=1, le=_LARGEST_NUMBER)]
 
-_RESERVED: Final = frozenset(
-    {CREDENTIALS_SECRET, REPO_CREDENTIALS_SECRET, ADMISSIONS_CONFIGMAP, DELETIONS_CONFIGMAP, *HISTORY_CONFIGMAPS}
-)
+_RESERVED: Final = {
+    *(names.CREDENTIALS_SECRET, names.REPO_CREDENTIALS_SECRET, names.ADMISSIONS_CONFIGMAP, names.DELETIONS_CONFIGMAP),
+    *names.HISTORY_CONFIGMAPS,
+}
 """What the agent itself reads under a fixed name: the copy of a user's object must not take its place."""
 
 
@@ -72,8 +66,8 @@ def _copied(what: str, example: str) -> Any:  # noqa: ANN401 - pydantic's own
 
 def _check_no_agent_labels(labels: dict[str, str]) -> dict[str, str]:
     # A mover pod with them would count as the agent of its node, and transfers would be assigned to it.
-    if labels.items() >= AGENT_LABELS.items():
-        raise expected(f"labels other than {AGENT_LABELS}, which select the agents")
+    if labels.items() >= names.AGENT_LABELS.items():
+        raise expected(f"labels other than {names.AGENT_LABELS}, which select the agents")
     return labels
 
 

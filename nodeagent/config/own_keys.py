@@ -7,16 +7,7 @@ beside Velero's keys (`nodeagent.config.keys`).
 from datetime import datetime, timedelta
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    StrictInt,
-    StrictStr,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
 
 from core.contract import MoverMethod
 from core.kube.types import VolumeSource
@@ -205,13 +196,11 @@ class CompressionKeys(Section):
     )
 
 
-class ExclusionKeys(Section):
+class ExclusionKeys(Section, extra="forbid"):
     """One of `exclude.rules`: what the backups of some volumes leave out.
 
     An unknown key is an error: with `namespace` for `namespaces`, the rule would apply to all of them.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     namespaces: list[ObjectName] = setting(list, "namespaces of the volumes; empty: all of them", ["build"])
     storage_classes: list[ObjectName] = setting(list, "storage classes of the volumes; empty: all of them", ["fast"])
