@@ -63,15 +63,12 @@ _WHOLE: Final = (("loadAffinity",), ("podResources",), ("tolerations",), (OWN_KE
 Source: Velero v1.18, docs: podResources with one invalid value is ignored.
 """
 
-_LISTS: Final = (("loadConcurrency", "perNodeConfig"), (OWN_KEY, "repositoryVolumes"), (OWN_KEY, "exclude", "rules"))
-"""Lists whose invalid entries are dropped as a whole, and the others stay: the rest of one would mean something else,
-such as to leave files out of the backups of all namespaces.
+_LISTS: Final = frozenset({"perNodeConfig", "repositoryVolumes", "rules", "windows"})
+"""Lists, wherever they are, whose invalid entries are dropped as a whole, and the others stay: the rest of one would
+mean something else, such as to leave files out of the backups of all namespaces.
 
 Source: Velero v1.18, for perNodeConfig.
 """
-
-_WINDOWS: Final = "windows"
-"""The same, wherever it is."""
 
 _DIGEST_DIGITS: Final = 12
 
@@ -203,11 +200,8 @@ def _unit_of(place: Location) -> Location:
     for whole in _WHOLE:
         if place[: len(whole)] == whole:
             return whole
-    for of_list in _LISTS:
-        if place[: len(of_list)] == of_list:
-            return place[: len(of_list) + 1]
     for end, (part, index) in enumerate(pairwise(place), start=2):
-        if part == _WINDOWS and isinstance(index, int):
+        if part in _LISTS and isinstance(index, int):
             return place[:end]
     return place
 

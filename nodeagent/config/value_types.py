@@ -152,11 +152,6 @@ def _parse_duration(value: object) -> timedelta:
         raise expected('a positive duration such as "30m" or "6h"') from e
 
 
-def _check_duration(text: str) -> str:
-    _parse_duration(text)
-    return text
-
-
 def _schema(pattern: str, **more: object) -> WithJsonSchema:
     """Return the schema of a string: `pattern` as JSON Schema has it, anchored at both ends."""
     return WithJsonSchema({"type": "string", "pattern": f"^(?:{pattern})$", **more})
@@ -224,7 +219,9 @@ QuantityText = Annotated[
 ]
 """A Kubernetes quantity as it is written; empty: none."""
 
-DurationText = Annotated[StrictStr, AfterValidator(_check_duration), _schema(_DURATION_PATTERN)]
+DurationText = Annotated[
+    StrictStr, AfterValidator(lambda text: _parse_duration(text) and text), _schema(_DURATION_PATTERN)
+]
 """A positive duration as it is written."""
 
 OptionalDurationText = Annotated[
