@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, Final
 
 from client.bundle_fields import COLLECTED
-from client.install.daemonset import CREDENTIALS_SECRET
 from client.install.options import resource_of
 from core.kube import resources as kube
 from core.kube.types import Manifest, Object
@@ -259,7 +258,7 @@ _OTHERS: Final = "uninstall: what others lose if the rest is deleted"
 
 UNINSTALL_PERMISSIONS: Final = (
     *(own(one, "list", _KEPT) for one in (*kube.TRANSFERS, kube.BACKUP_REPOSITORIES, kube.BACKUP_STORAGE_LOCATIONS)),
-    own(kube.SECRETS, "get", _KEPT, names=(CREDENTIALS_SECRET, wire.REPO_CREDENTIALS_SECRET)),
+    own(kube.SECRETS, "get", _KEPT, names=(wire.CREDENTIALS_SECRET, wire.REPO_CREDENTIALS_SECRET)),
     everywhere(kube.VOLUME_SNAPSHOT_CONTENTS, "list", _KEPT, without="it names no base snapshots"),
     *(
         own(one, "list", _REMOVED)

@@ -28,8 +28,8 @@ from client.leader_page import LeaderDecision
 from client.text import EventLine
 from core.contract import MaintenanceMode, MaintenanceResult
 from core.errors import ConfigError, ContractError
+from core.models import names as wire
 from core.models.base import Time, WireModel, parse_time
-from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET, REPOSITORY_ID_ANNOTATION
 from core.models.storage import BackupRepository, BackupStorageLocation, MaintenanceEntry, SecretKey
 from core.snapshot_contract import SnapshotTotal
 from nodeagent.maintenance.record import MaintenanceRecord
@@ -147,7 +147,7 @@ class RepositorySummary(WireModel):
             created=meta.creation_timestamp,
             last_maintenance=status.last_maintenance_time,
             maintenance_frequency=spec.maintenance_frequency,
-            repository_id=meta.annotations.get(REPOSITORY_ID_ANNOTATION, ""),
+            repository_id=meta.annotations.get(wire.REPOSITORY_ID_ANNOTATION, ""),
             next=following,
         )
 
@@ -246,8 +246,8 @@ class RepositoryDetails(RepositorySummary):
 _IDENTITY: Final = ("--override-username=default", "--override-hostname=default")
 """All data movers have it, so their snapshots are listed as one's own."""
 
-_INHERITED: Final = SecretKey(name="cloud-credentials", key="cloud")
-"""The credentials of locations that name none. Source: Velero v1.18, pkg/install/resources.go."""
+_INHERITED: Final = SecretKey(name=wire.CREDENTIALS_SECRET, key="cloud")
+"""The credentials of locations that name none."""
 
 _KEY: Final = re.compile(r"[-._a-zA-Z0-9]+")
 _PROFILE: Final = re.compile(r"[-._@a-zA-Z0-9]+")
@@ -284,7 +284,7 @@ def build_connect_lines(
     """
     secrets, spec = _Secrets(repository.metadata.namespace, kubectl_flags), location.spec
     inner = posixpath.join(spec.object_storage.prefix.strip("/"), "kopia", repository.spec.volume_namespace)
-    password = secrets.read(SecretKey(name=REPO_CREDENTIALS_SECRET, key=REPO_CREDENTIALS_KEY))
+    password = secrets.read(SecretKey(name=wire.REPO_CREDENTIALS_SECRET, key=wire.REPO_CREDENTIALS_KEY))
     meta = repository.metadata
     file = shlex.quote(f"nodeagent-{meta.namespace}-{meta.name}.config")
     lines = [f'export KOPIA_CONFIG_PATH="$HOME"/.config/kopia/{file}', f'export KOPIA_PASSWORD="$({password})"']

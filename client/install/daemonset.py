@@ -7,12 +7,9 @@ from typing import Final
 
 from client.install.options import AgentOptions, ContainerResources, InstallOptions, build_object
 from core.kube.types import Manifest
-from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, PART_OF_LABELS
+from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, CREDENTIALS_SECRET, PART_OF_LABELS
 from exposer.pod_manifest import Placement, build_node_affinity, escape_words
 from nodeagent.runtime.settings import Settings
-
-CREDENTIALS_SECRET: Final = "cloud-credentials"  # noqa: S105 - the Secret's name
-"""Source: Velero v1.18, pkg/install/daemonset.go."""
 
 _CREDENTIALS_FILE: Final = "/credentials/cloud"
 _CREDENTIALS_VARIABLES: Final = (

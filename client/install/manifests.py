@@ -12,12 +12,12 @@ from typing import Final
 
 import yaml
 
-from client.install.daemonset import CREDENTIALS_SECRET, build_daemonset
+from client.install.daemonset import build_daemonset
 from client.install.options import CONFIG_MAP, AgentOptions, InstallOptions, LocationOptions, build_object
 from client.permissions import VERIFY_PERMISSIONS
 from core.kube.types import Manifest
+from core.models import names as wire
 from core.models.base import JsonDict
-from core.models.names import AGENT_LABELS, MOVER_SERVICE_ACCOUNT, PART_OF_LABELS, RESTORE_TEST_ACCOUNT, SERVICE_ACCOUNT
 from exposer.pod_manifest import MOVER_CAPABILITIES
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, Scope, agent_permissions
 
@@ -31,8 +31,8 @@ def build_service_accounts(options: InstallOptions) -> list[Manifest]:
     """Return the ServiceAccounts that do not exist yet: of agents, and of data movers."""
     accounts = []
     for given, name in (
-        (options.service_account, SERVICE_ACCOUNT),
-        (options.mover_service_account, MOVER_SERVICE_ACCOUNT),
+        (options.service_account, wire.SERVICE_ACCOUNT),
+        (options.mover_service_account, wire.MOVER_SERVICE_ACCOUNT),
     ):
         if given:
             continue
@@ -49,12 +49,12 @@ def build_agent_roles(options: InstallOptions) -> list[Manifest]:
     """Return the roles of the agents and their bindings."""
     agent = options.agent
     permissions = agent_permissions(options.config_map, agent.repository_config_map, agent.maintenance_config_map)
-    return _roles(options, SERVICE_ACCOUNT, options.account, permissions)
+    return _roles(options, wire.SERVICE_ACCOUNT, options.account, permissions)
 
 
 def build_mover_roles(options: InstallOptions) -> list[Manifest]:
     """Return the role of data movers and its binding."""
-    return _roles(options, MOVER_SERVICE_ACCOUNT, options.mover_account, MOVER_PERMISSIONS)
+    return _roles(options, wire.MOVER_SERVICE_ACCOUNT, options.mover_account, MOVER_PERMISSIONS)
 
 
 def build_volume_secrets_roles(options: InstallOptions) -> list[Manifest]:
@@ -64,8 +64,8 @@ def build_volume_secrets_roles(options: InstallOptions) -> list[Manifest]:
 
 def build_restore_test_account(options: InstallOptions) -> list[Manifest]:
     """Return the account of the Jobs that test restores, its roles and their bindings."""
-    account = build_object("v1", "ServiceAccount", RESTORE_TEST_ACCOUNT, options.namespace)
-    return [account, *_roles(options, RESTORE_TEST_ACCOUNT, RESTORE_TEST_ACCOUNT, VERIFY_PERMISSIONS)]
+    account = build_object("v1", "ServiceAccount", wire.RESTORE_TEST_ACCOUNT, options.namespace)
+    return [account, *_roles(options, wire.RESTORE_TEST_ACCOUNT, wire.RESTORE_TEST_ACCOUNT, VERIFY_PERMISSIONS)]
 
 
 def in_scope(permissions: Iterable[Permission], scope: Scope) -> list[Permission]:
@@ -86,7 +86,7 @@ def build_role(
     namespace: str,
     permissions: Iterable[Permission],
     account: tuple[str, str],
-    labels: Mapping[str, str] = PART_OF_LABELS,
+    labels: Mapping[str, str] = wire.PART_OF_LABELS,
 ) -> list[Manifest]:
     """Return a role with these permissions, without `namespace` of the cluster, and its binding.
 
@@ -138,7 +138,7 @@ def build_namespace(options: InstallOptions) -> Manifest:
 
 def build_credentials(options: InstallOptions, content: str) -> Manifest:
     """Return the Secret with the file of credentials that locations use which name none."""
-    secret = build_object("v1", "Secret", CREDENTIALS_SECRET, options.namespace)
+    secret = build_object("v1", "Secret", wire.CREDENTIALS_SECRET, options.namespace)
     return {**secret, "type": "Opaque", "data": {"cloud": _encode(content)}}
 
 
@@ -183,7 +183,7 @@ def build_network_policy(options: InstallOptions) -> Manifest:
     source = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": options.monitoring_namespace}}}
     policy = build_object("networking.k8s.io/v1", "NetworkPolicy", "node-agent", options.namespace)
     policy["spec"] = {
-        "podSelector": {"matchLabels": dict(AGENT_LABELS)},
+        "podSelector": {"matchLabels": dict(wire.AGENT_LABELS)},
         "policyTypes": ["Ingress"],
         "ingress": [{"from": [source], "ports": [{"port": "metrics"}]}],
     }

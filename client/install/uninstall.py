@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, NamedTuple
 
-from client.install.daemonset import CREDENTIALS_SECRET
 from client.install.manifests import build_everything, read_definitions
 from client.install.options import place_of, resource_of
 from client.permissions import UNINSTALL_PERMISSIONS, delete_permissions
@@ -234,7 +233,7 @@ async def _find_kept(client: KubeClient, namespace: str) -> list[str]:
     names: list[tuple[kube.Resource, str, str]] = [
         *((kube.CUSTOM_RESOURCE_DEFINITIONS, "", one["metadata"]["name"]) for one in read_definitions()),
         (kube.NAMESPACES, "", namespace),
-        *((kube.SECRETS, namespace, name) for name in (CREDENTIALS_SECRET, wire.REPO_CREDENTIALS_SECRET)),
+        *((kube.SECRETS, namespace, name) for name in (wire.CREDENTIALS_SECRET, wire.REPO_CREDENTIALS_SECRET)),
     ]
     found = [await client.read(*name) for name in names]
     kept = [place_of(stored) for stored in found if stored is not None]

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from core.errors import AgentError
-from core.models.base import without_nulls
+from core.models.base import replace_halves, without_nulls
 from core.models.units import parse_count
 
 _DEEPEST: Final = 100
@@ -31,11 +31,8 @@ def parse_json(body: bytes) -> object:
 
 
 def _loads(text: str) -> object:
-    value: object = json.loads(text, parse_constant=_reject)
-    if "\\ud" in text or "\\uD" in text:
-        # Half of a surrogate pair cannot be encoded again.
-        joined = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
-        value = json.loads(joined.decode("utf-16", "replace"))
+    whole = replace_halves(text) if "\\ud" in text or "\\uD" in text else text
+    value: object = json.loads(whole, parse_constant=_reject)
     return without_nulls(value) if "null" in text else value
 
 

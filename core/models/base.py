@@ -6,6 +6,7 @@ msgspec instead of pydantic, which parses the configuration: a mover starts for 
 volume, and pydantic costs it 15 MiB and 0.1 s (docs/benchmarks.md).
 """
 
+import re
 from bisect import bisect_right
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -159,6 +160,19 @@ def explain_invalid(error: ValueError | RecursionError) -> str:
     text, _, path = str(error).partition(" - at `$")
     place, shown = path.strip("`."), text[:_SHOWN_CHARACTERS]
     return f"{place}: {shown}" if place else shown
+
+
+_HALF: Final = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
+    r"|([\ud800-\udfff])",
+    re.DOTALL,
+)
+"""Each escape in JSON; a group is half of a surrogate pair, escaped or not."""
+
+
+def replace_halves(text: str) -> str:
+    """Return JSON with U+FFFD for each half of a surrogate pair, which could not be encoded again, as in Go."""
+    return _HALF.sub(lambda found: r"\ufffd" if found.lastindex else found[0], text)
 
 
 def without_nulls(value: object) -> object:

@@ -90,7 +90,9 @@ BACKUP_VOLUMES_TAG: Final = "nodeagent.io/backup-volumes"
 CLAIM_TAG: Final = "nodeagent.io/claim"
 """Ours: the PVC of such a snapshot as it was (`core.models.backups`)."""
 
-# The repository's password, shared with Velero.
+# Secrets that are shared with Velero: credentials of locations that name none, and the repository's password.
+CREDENTIALS_SECRET: Final = "cloud-credentials"  # noqa: S105 - the Secret's name
+"""Source: Velero v1.18, pkg/install/daemonset.go and resources.go."""
 REPO_CREDENTIALS_SECRET: Final = "velero-repo-credentials"  # noqa: S105 - the Secret's name
 REPO_CREDENTIALS_KEY: Final = "repository-password"
 REPO_DEFAULT_PASSWORD: Final = "static-passw0rd"  # noqa: S105 - Velero's published default

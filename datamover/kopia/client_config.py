@@ -24,6 +24,12 @@ IDENTITY: Final = f"{_CLIENT}@{_CLIENT}"
 IDENTITY_FLAGS: Final = (f"--override-hostname={_CLIENT}", f"--override-username={_CLIENT}")
 
 _DEFAULT_CACHE_MIB: Final = 5000
+_LEAST_MIB: Final = 2
+"""With less, the soft limit of data would be 0."""
+
+_MOST_MIB: Final = 2**43 - 1
+"""In bytes, the largest number that kopia takes."""
+
 _PACK_MIB: Final = 21
 """About the longest pack. Source: kopia 0.23.1, repo/format/format_provider.go."""
 
@@ -62,8 +68,9 @@ class CacheLimit:
     @property
     def _limits(self) -> tuple[int, ...]:
         """In MiB: the soft and the hard limit of data, then of metadata."""
-        metadata = self.total_mib // 5
-        return tuple(part for hard in (self.total_mib - metadata, metadata) for part in (hard * 4 // 5, hard))
+        total = max(_LEAST_MIB, min(self.total_mib, _MOST_MIB))
+        metadata = total // 5
+        return tuple(part for hard in (total - metadata, metadata) for part in (hard * 4 // 5, hard))
 
     @property
     def config(self) -> JsonDict:

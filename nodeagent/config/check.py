@@ -60,8 +60,13 @@ def _storage_classes(config: AgentConfig) -> Iterator[tuple[str, str]]:
         path = f"backupPVC{show_key(source)}"
         yield path, source
         yield f"{path}.storageClass", claim.storage_class
-    for source in config.own.compression.per_storage_class:
-        yield f"[{json.dumps(OWN_KEY)}].compression.perStorageClass{show_key(source)}", source
+    own, above = config.own, f"[{json.dumps(OWN_KEY)}]"
+    for source in own.compression.per_storage_class:
+        yield f"{above}.compression.perStorageClass{show_key(source)}", source
+    for index, rule in enumerate(own.exclude.rules):
+        yield from ((f"{above}.exclude.rules[{index}].storageClasses", name) for name in rule.storage_classes)
+    yield from ((f"{above}.blockStorageClasses", name) for name in own.block_storage_classes)
+    yield f"{above}.verification.restoreTestStorageClass", own.verification.restore_test_storage_class
     yield "cachePVC.storageClass", config.cache_pvc.storage_class
 
 

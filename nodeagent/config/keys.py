@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
-from pydantic import AfterValidator, Discriminator, Field, StrictBool, StrictInt, Tag, field_validator
+from pydantic import AfterValidator, Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
 from core.kube.types import Quantities, ResourceRequirements
-from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_LABELS, HISTORY_CONFIGMAPS, REPO_CREDENTIALS_SECRET
+from core.models import names
 from nodeagent.config.own_keys import OWN_KEY, OwnKeys
 from nodeagent.config.value_types import (
     NUMBER_OPERATORS,
@@ -23,7 +23,6 @@ from nodeagent.config.value_types import (
     ObjectName,
     QuantityText,
     Section,
-    Text,
     Toleration,
     expected,
     is_at_most,
@@ -45,7 +44,10 @@ INHERIT: Final = "inherit"
 
 _PositiveNumber = Annotated[StrictInt, Field(ge=1, le=_LARGEST_NUMBER)]
 
-_RESERVED: Final = frozenset({REPO_CREDENTIALS_SECRET, ADMISSIONS_CONFIGMAP, *HISTORY_CONFIGMAPS})
+_RESERVED: Final = {
+    *(names.CREDENTIALS_SECRET, names.REPO_CREDENTIALS_SECRET, names.ADMISSIONS_CONFIGMAP, names.DELETIONS_CONFIGMAP),
+    *names.HISTORY_CONFIGMAPS,
+}
 """What the agent itself reads under a fixed name: the copy of a user's object must not take its place."""
 
 
@@ -64,8 +66,8 @@ def _copied(what: str, example: str) -> Any:  # noqa: ANN401 - pydantic's own
 
 def _check_no_agent_labels(labels: dict[str, str]) -> dict[str, str]:
     # A mover pod with them would count as the agent of its node, and transfers would be assigned to it.
-    if labels.items() >= AGENT_LABELS.items():
-        raise expected(f"labels other than {AGENT_LABELS}, which select the agents")
+    if labels.items() >= names.AGENT_LABELS.items():
+        raise expected(f"labels other than {names.AGENT_LABELS}, which select the agents")
     return labels
 
 
@@ -119,7 +121,7 @@ class LoadAffinity(Section):
         {"matchLabels": {"pool": "backup"}},
     )
     # Also no valid name, as in Velero: the entry then applies to nothing.
-    storage_class: Text = setting(
+    storage_class: StrictStr = setting(
         "", "storage class to which the entry applies; for backups, the class in backupPVC", "fast"
     )
 

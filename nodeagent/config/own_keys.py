@@ -196,8 +196,11 @@ class CompressionKeys(Section):
     )
 
 
-class ExclusionKeys(Section):
-    """One of `exclude.rules`: what the backups of some volumes leave out."""
+class ExclusionKeys(Section, extra="forbid"):
+    """One of `exclude.rules`: what the backups of some volumes leave out.
+
+    An unknown key is an error: with `namespace` for `namespaces`, the rule would apply to all of them.
+    """
 
     namespaces: list[ObjectName] = setting(list, "namespaces of the volumes; empty: all of them", ["build"])
     storage_classes: list[ObjectName] = setting(list, "storage classes of the volumes; empty: all of them", ["fast"])

@@ -57,20 +57,18 @@ def advise(config: AgentConfig) -> Iterator[ConfigFinding]:
             yield ConfigFinding("loadConcurrency.perNodeConfig", problem)
 
 
-_WHOLE: Final = frozenset({"loadAffinity", "podResources", "tolerations"})
-"""Keys that one invalid value invalidates as a whole: a part of one would mean something else.
+_WHOLE: Final = (("loadAffinity",), ("podResources",), ("tolerations",), (OWN_KEY, "excludedMetadata"))
+"""Keys that one invalid value invalidates as a whole: a part of one would mean something else, or protect from less.
 
 Source: Velero v1.18, docs: podResources with one invalid value is ignored.
 """
 
-_LISTS: Final = (("loadConcurrency", "perNodeConfig"), (OWN_KEY, "repositoryVolumes"))
-"""Lists whose invalid entries are dropped as a whole, and the others stay: the rest of one would mean something else.
+_LISTS: Final = frozenset({"perNodeConfig", "repositoryVolumes", "rules", "windows"})
+"""Lists, wherever they are, whose invalid entries are dropped as a whole, and the others stay: the rest of one would
+mean something else, such as to leave files out of the backups of all namespaces.
 
 Source: Velero v1.18, for perNodeConfig.
 """
-
-_WINDOWS: Final = "windows"
-"""The same, wherever it is."""
 
 _DIGEST_DIGITS: Final = 12
 
@@ -199,13 +197,11 @@ def has_wrong_type(error: ErrorDetails) -> bool:
 
 def _unit_of(place: Location) -> Location:
     """Return what is removed for an error at `place`."""
-    if place[0] in _WHOLE:
-        return place[:1]
-    for of_list in _LISTS:
-        if place[: len(of_list)] == of_list:
-            return place[: len(of_list) + 1]
+    for whole in _WHOLE:
+        if place[: len(whole)] == whole:
+            return whole
     for end, (part, index) in enumerate(pairwise(place), start=2):
-        if part == _WINDOWS and isinstance(index, int):
+        if part in _LISTS and isinstance(index, int):
             return place[:end]
     return place
 
@@ -226,8 +222,8 @@ def _remove(document: JsonDict, unit: Location) -> None:
 def _explain(error: ErrorDetails, path: str) -> ConfigFinding:
     """Return what was expected at `path`, what was found, and what may have been meant."""
     kind, context, value = error["type"], error.get("ctx", {}), error["input"]
-    if kind == "missing":
-        return ConfigFinding(path, "required key is missing")
+    if kind in _KEYS:
+        return ConfigFinding(path, _KEYS[kind])
     words = _EXPECTED.get(kind)
     what = words.format(**context) if words else error["msg"].removeprefix("expected ")
     return ConfigFinding(path, f"expected {what}, found {_describe(value)}", ask(_guess(kind, value, what)))
@@ -251,6 +247,8 @@ def _guess(kind: str, value: object, what: str) -> str | None:
 
 
 _CHOICE_ERRORS: Final = frozenset({"enum", "literal_error"})
+
+_KEYS: Final = {"missing": "required key is missing", "extra_forbidden": "unknown key"}
 
 _EXPECTED: Final = {
     "int_type": "a whole number",

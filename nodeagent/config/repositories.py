@@ -168,6 +168,13 @@ def _check_limit(text: str) -> str:
     return text
 
 
+def _check_deadline(deadline: timedelta) -> timedelta:
+    # Source: Kubernetes v1.34, ValidatePodSpec in pkg/apis/core/validation (activeDeadlineSeconds).
+    if not 1 <= deadline.total_seconds() < 2**31:
+        raise value_types.expected("a duration from 1s to 596523h")
+    return deadline
+
+
 class RepositoryEntry(value_types.Section):
     """The value of a repository's key: Velero's keys."""
 
@@ -186,7 +193,7 @@ class GlobalEntry(RepositoryEntry):
     load_affinity_mode: AffinityMode = AffinityMode.FIRST
     max_concurrent_jobs: Annotated[StrictInt, Field(ge=1, le=1000)] = 1
     windows: tuple[WindowKeys, ...] = ()
-    active_deadline: value_types.Duration = timedelta(hours=6)
+    active_deadline: Annotated[value_types.Duration, AfterValidator(_check_deadline)] = timedelta(hours=6)
     memory_limit_max: Annotated[value_types.QuantityText, AfterValidator(_check_limit)] = "4Gi"
     verify_blob_limit: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] = 100_000
 

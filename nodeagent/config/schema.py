@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from core.models.base import JsonDict
+from core.models.base import JsonDict, replace_halves
 from core.text import ask, close_name
 from nodeagent.config.value_types import Section
 
@@ -50,7 +50,7 @@ def load_json(text: str) -> object:
         built.members = tuple(pairs)
         return built
 
-    return json.loads(text, object_pairs_hook=build)
+    return json.loads(replace_halves(text), object_pairs_hook=build)
 
 
 class _Nested(NamedTuple):
@@ -108,7 +108,9 @@ class SortedKeys:
         for key, item in getattr(value, "members", value.items()):
             spelling = key if key in fields else spellings.get(key.lower(), "")
             alias = section.other_names.get(spelling, spelling)
-            if not alias:
+            if not alias and section.model_config["extra"] == "forbid":
+                kept[key] = item
+            elif not alias:
                 hint = self._hint(key, [*fields, *section.other_names], place)
                 self._note((*place, key), "unknown key; ignored", hint)
             elif spelling != alias and (alias in kept or alias in value):

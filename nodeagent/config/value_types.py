@@ -44,7 +44,8 @@ _PATH: Final = re.compile(r"(?:/[A-Za-z0-9_@+-][A-Za-z0-9_.@+-]*)+")
 """Without hidden directories, so without `.` and `..`."""
 
 _IMAGE_DIRECTORIES: Final = frozenset(
-    {"bin", "credentials", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "scratch", "sys", "usr", "var"}
+    {"bin", "credentials", "dev", "etc", "lib", "lib64", "mover-events", "opt", "proc", "run", "sbin", "scratch"}
+    | {"sys", "usr", "var"}
 )
 """Directories at the top of a mover pod that have a content of their own."""
 
@@ -135,13 +136,6 @@ def _check_mount_path(path: str) -> str:
     return path
 
 
-def _check_text(text: str) -> str:
-    # JSON can express half of a surrogate pair, which cannot be encoded.
-    if text.encode(errors="ignore").decode() != text:
-        raise expected("text")
-    return text
-
-
 def _check_annotations(annotations: dict[str, str]) -> dict[str, str]:
     size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
     if size > _ANNOTATIONS_LIMIT_BYTES:
@@ -156,11 +150,6 @@ def _parse_duration(value: object) -> timedelta:
         return parse_positive_duration(value if isinstance(value, str) else "")
     except ValueError as e:
         raise expected('a positive duration such as "30m" or "6h"') from e
-
-
-def _check_duration(text: str) -> str:
-    _parse_duration(text)
-    return text
 
 
 def _schema(pattern: str, **more: object) -> WithJsonSchema:
@@ -220,10 +209,8 @@ LabelValue = Annotated[
 LabelMap = dict[LabelKey, LabelValue]
 """Labels of an object, or labels that a node must have."""
 
-Text = Annotated[StrictStr, AfterValidator(_check_text)]
-
 AnnotationMap = Annotated[
-    dict[Annotated[StrictStr, AfterValidator(_check_annotation_key)], Text], AfterValidator(_check_annotations)
+    dict[Annotated[StrictStr, AfterValidator(_check_annotation_key)], StrictStr], AfterValidator(_check_annotations)
 ]
 """Annotations of an object."""
 
@@ -232,7 +219,9 @@ QuantityText = Annotated[
 ]
 """A Kubernetes quantity as it is written; empty: none."""
 
-DurationText = Annotated[StrictStr, AfterValidator(_check_duration), _schema(_DURATION_PATTERN)]
+DurationText = Annotated[
+    StrictStr, AfterValidator(lambda text: _parse_duration(text) and text), _schema(_DURATION_PATTERN)
+]
 """A positive duration as it is written."""
 
 OptionalDurationText = Annotated[
@@ -354,7 +343,9 @@ class Toleration(Section):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute", ""] = setting(
         "", "effect of the taint; empty: every effect", "NoSchedule"
     )
-    toleration_seconds: StrictInt | None = setting(None, "how long a NoExecute taint is tolerated, in seconds", 600)
+    toleration_seconds: Annotated[StrictInt, Field(le=2**63 - 1)] | None = setting(
+        None, "how long a NoExecute taint is tolerated, in seconds", 600
+    )
 
     @field_validator("key")
     @classmethod

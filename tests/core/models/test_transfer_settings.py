@@ -103,6 +103,7 @@ def test_lines_of_an_annotation_that_are_no_patterns_have_no_effect() -> None:
         "/lost+found/",
     )
     assert {name: read_patterns(f"@{name}") for name in READY_SETS} == READY_SETS
+    assert read_patterns("!kept\n" * 399 + "in\nbeyond the 400th") == ("in",)
 
 
 def test_what_was_left_out_is_read_back() -> None:

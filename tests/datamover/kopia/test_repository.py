@@ -156,6 +156,9 @@ async def test_a_probe_reports_an_answer(s3: S3Server, silent_endpoint: str, rep
         ({}, (3200, 4000, 800, 1000)),
         ({"cacheLimitMB": "100"}, (64, 80, 16, 20)),
         ({"cacheLimitMB": "much"}, (3200, 4000, 800, 1000)),
+        # With 0 as the soft limit of data, or more than 63 bits of bytes, kopia crashes, or rejects its configuration.
+        ({"cacheLimitMB": "1"}, (1, 2, 0, 0)),
+        ({"cacheLimitMB": f"{10**15}"}, (5629499534212, 7036874417766, 1407374883552, 1759218604441)),
     ],
 )
 def test_the_cache_is_veleros(config: dict[str, str], soft_and_hard_mib: tuple[int, int, int, int]) -> None:

@@ -167,7 +167,12 @@ _NAMES = {
     "backupPVC": {"fast": {"storageClass": "slow"}, "gone.ssd": {}},
     "cachePVC": {"storageClass": "kept"},
     "priorityClassName": "data-moverr",
-    "nodeagent.io": {"compression": {"perStorageClass": {"fast": "zstd", "fasst": "zstd"}}},
+    "nodeagent.io": {
+        "compression": {"perStorageClass": {"fast": "zstd", "fasst": "zstd"}},
+        "exclude": {"rules": [{"storageClasses": ["fast", "slow"], "sets": ["caches"]}]},
+        "blockStorageClasses": ["block"],
+        "verification": {"restoreTestStorageClass": "scratch"},
+    },
 }
 
 
@@ -193,6 +198,9 @@ async def test_names_missing_in_the_cluster_are_reported_with_a_hint() -> None:
         "backupPVC.fast.storageClass: StorageClass slow does not exist",
         'backupPVC["gone.ssd"]: StorageClass gone.ssd does not exist',
         ('["nodeagent.io"].compression.perStorageClass.fasst: StorageClass fasst does not exist (did you mean fast?)'),
+        '["nodeagent.io"].exclude.rules[0].storageClasses: StorageClass slow does not exist',
+        '["nodeagent.io"].blockStorageClasses: StorageClass block does not exist',
+        '["nodeagent.io"].verification.restoreTestStorageClass: StorageClass scratch does not exist',
         "cachePVC.storageClass: StorageClass kept has reclaimPolicy Retain: no cache volume without Delete",
         (
             "priorityClassName: PriorityClass data-moverr does not exist: data movers get the default priority "

@@ -83,6 +83,7 @@ def _rule(**keys: object) -> JsonDict:
         ({"ignoreFilesNamespaces": ["*"]}, "ignoreFilesNamespaces[0]: expected a name of lower-case letters"),
         ({"ignoreFilesNamespaces": "app"}, 'ignoreFilesNamespaces: expected a list, found the string "app"'),
         (_rule(patterns=["!a"]), 'exclude.rules[0].patterns[0]: expected a pattern that kopia takes (pattern "!a"'),
+        (_rule(namespace=["build"], sets=["caches"]), "exclude.rules[0].namespace: unknown key"),
         (_rule(sets=["tapes"]), "exclude.rules[0].sets[0]: expected"),
         (_rule(largestSize="1Ki"), f"{_SIZE} least 4096"),
         (_rule(largestSize="16Ei"), f"{_SIZE} most 9223372036854775807"),
@@ -94,7 +95,10 @@ def _rule(**keys: object) -> JsonDict:
             ({"repositoryVolumes": [_CLAIM | {"mountPath": path}]}, f"{_PATH} an absolute")
             for path in ("a", "/a/../b", "/")
         ),
-        ({"repositoryVolumes": [_CLAIM | {"mountPath": "/scratch/a"}]}, f"{_PATH} a path"),
+        *(
+            ({"repositoryVolumes": [_CLAIM | {"mountPath": path}]}, f"{_PATH} a path")
+            for path in ("/scratch/a", "/mover-events")
+        ),
         (_volume(nfs=_NFS | {"server": "a b"}), "repositoryVolumes[0].nfs.server: expected a host name"),
         (_volume(nfs={"server": "nfs"}), "repositoryVolumes[0].nfs: expected server and path"),
         (_volume(nfs=_NFS | {"path": "export"}), "repositoryVolumes[0].nfs.path: expected an absolute path"),

@@ -61,6 +61,20 @@ def _affinity(**requirement: Any) -> dict[str, Any]:
 
 _WHERE = "loadAffinity[0].nodeSelector.matchExpressions[0]"
 _GT = {"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["1"]}]}
+
+
+def _own(**keys: Any) -> dict[str, Any]:
+    return {"nodeagent.io": keys}
+
+
+_WIDER_RULES = [
+    {"patterns": ["/a/"], "namespaces": "build"},
+    {"patterns": ["/a/"], "namespaces": [None]},
+    {"patterns": ["/a/"], "storageClasses": ["Fast"]},
+    {"patterns": ["/a/"], "namespace": ["build"]},
+]
+"""Without what is wrong in them, they would leave files of all volumes out."""
+
 _TAKEN = "[0]: expected the name of an object that the agent does not use itself"
 
 _FATAL = [
@@ -105,7 +119,11 @@ _TOLERATED = [
     ({"restorePVC": {"secretNames": [None]}}, "restorePVC.secretNames[0]: expected a string, found the value null"),
     ({"backupPVC": {"fast": {"configMapNames": [""]}}}, "configMapNames[0]: expected the name of an object"),
     ({"backupPVC": {"a": {"secretNames": ["velero-repo-credentials"]}}}, f"backupPVC.a.secretNames{_TAKEN}"),
-    ({"restorePVC": {"configMapNames": ["node-agent-admissions"]}}, f"restorePVC.configMapNames{_TAKEN}"),
+    ({"restorePVC": {"secretNames": ["cloud-credentials"]}}, f"restorePVC.secretNames{_TAKEN}"),
+    *(
+        ({"restorePVC": {"configMapNames": [name]}}, f"restorePVC.configMapNames{_TAKEN}")
+        for name in ("node-agent-admissions", "node-agent-backup-deletions")
+    ),
     ({"cachePVC": {"residentThresholdInMB": -1}}, "cachePVC.residentThresholdInMB: expected a number of at least 0"),
     ({"podResources": {"memoryLimit": "500MB"}}, 'memoryLimit: expected a quantity such as "500m", "2" or "4Gi"'),
     ({"podResources": {"cpuRequest": "-1"}}, "podResources.cpuRequest: expected a quantity"),
@@ -119,7 +137,10 @@ _TOLERATED = [
     ({"podLabels": {"role": "node-agent"}}, "podLabels: expected labels other than"),
     ({"podAnnotations": {"a": "x" * 300_000}}, "podAnnotations: expected annotations of at most 256 KiB in total"),
     ({"podAnnotations": {"": "x"}}, 'podAnnotations[""]: expected a key'),
-    ({"podAnnotations": {"a": "\ud800"}}, "podAnnotations.a: expected text"),
+    (
+        {"tolerations": [{"key": "a", "effect": "NoExecute", "tolerationSeconds": 2**63}]},
+        "tolerations[0].tolerationSeconds: expected a number of at most 9223372036854775807",
+    ),
     ({"tolerations": "all"}, 'tolerations: expected a list of tolerations, or "inherit"'),
     ({"tolerations": [{"key": "a", "operator": "Is"}]}, "tolerations[0].operator: expected 'Equal', 'Exists' or ''"),
     ({"tolerations": [{"value": "a"}]}, "tolerations[0].key: expected a key; only the operator Exists"),
@@ -163,8 +184,16 @@ def test_an_invalid_value_is_reported_and_defaulted(document: dict[str, Any], ex
         ({"podResources": {"cpuLimit": 1, "memoryLimit": "1Gi"}, "podLabels": {"b": "c"}}, {"podLabels": {"b": "c"}}),
         ({"loadAffinity": [{}, {"storageClass": 1}], "loadAffinityMode": "any"}, {"loadAffinityMode": "any"}),
         ({"tolerations": [{"key": "a"}, 5]}, {}),
+        (
+            _own(exclude={"rules": [*_WIDER_RULES, {"patterns": ["/b/"]}]}),
+            _own(exclude={"rules": [{"patterns": ["/b/"]}]}),
+        ),
+        (_own(excludedMetadata=["a/", "b/*"]), {}),
     ],
-    ids=["number", "rules", "claim", "label", "resources whole", "affinity whole", "tolerations whole"],
+    ids=[
+        *("number", "rules", "claim", "label", "resources whole", "affinity whole", "tolerations whole"),
+        *("exclusion whole", "metadata whole"),
+    ],
 )
 def test_an_invalid_value_leaves_the_other_keys_active(document: dict[str, Any], kept: dict[str, Any]) -> None:
     parsed = parse_config(json.dumps(document))
@@ -273,6 +302,11 @@ def test_a_repeated_key_is_reported() -> None:
         ('{"priorityClassName": "a", "priorityClassName": null}', {"priorityClassName": "a"}),
         ('{"podLabels": {"a": "b"}, "podLabels": {"c": "d"}}', {"podLabels": {"a": "b", "c": "d"}}),
         ('{"podLabels": {"a": "b"}, "podLabels": null}', {}),
+        # As Go, of half of a surrogate pair.
+        (
+            '{"podAnnotations": {"a": "\\ud800\\\\\\uDC00\ud800"}, "backupPVC": {"\\ud800": {}, "\\ud83d\\ude00": {}}}',
+            {"podAnnotations": {"a": "\ufffd\\\ufffd\ufffd"}, "backupPVC": {"\ufffd": {}, "\U0001f600": {}}},
+        ),
         (
             '{"restorePVC": {"ignoreDelayBinding": true}, "restorepvc": {"secretNames": ["a"]}}',
             {"restorePVC": {"ignoreDelayBinding": True, "secretNames": ["a"]}},

@@ -152,6 +152,8 @@ _WINDOW = {"schedule": "0 22 * * *", "duration": "6h"}
         ({"maxConcurrentJobs": 0}, "global.maxConcurrentJobs: expected a number of at least 1, found the number 0"),
         ({"loadAffinityMode": "all"}, "global.loadAffinityMode: expected 'first' or 'any', found the string"),
         ({"activeDeadline": "6"}, "global.activeDeadline: expected a positive duration"),
+        ({"activeDeadline": "500ms"}, "global.activeDeadline: expected a duration from 1s to 596523h, found"),
+        ({"activeDeadline": "596524h"}, "global.activeDeadline: expected a duration from 1s to 596523h"),
         ({"memoryLimitMax": "4GB"}, "global.memoryLimitMax: expected a quantity"),
         ({"memoryLimitMax": "0"}, "global.memoryLimitMax: expected a quantity"),
         ({"verifyBlobLimit": -1}, "global.verifyBlobLimit: expected a number of at least 0"),
