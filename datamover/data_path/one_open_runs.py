@@ -181,7 +181,7 @@ class _BlockRun(_OneOpenRun):
     def report(self) -> RunReport:
         fault = self._kopia.result.get("parent_fault")
         warned = {
-            "read all of the device": self._cause if self._choice.expected else None,
+            "read more than has changed": self._cause if self._choice.expected else None,
             "read the device again from its start": self._restart_cause,
         }
         return RunReport(

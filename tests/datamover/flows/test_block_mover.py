@@ -181,7 +181,7 @@ async def test_a_storage_in_doubt_means_that_all_is_read(bed: _Bed) -> None:
         backup = await bed.back_up(data_path, changes=BlockChanges(change_id, "volume", lambda: query))
         cause = f"{asked} is in doubt: there is no certificate of its authority"
         assert (backup.fallback_full, backup.fallback_cause) == (fell_back, cause)
-        assert warned.pop() == f"read all of the device: {cause}"
+        assert warned.pop() == f"read more than has changed: {cause}"
         tags = bed.kopia.snapshots()[-1]["tags"]
         assert (tags["cbt-change-id"], tags["cbt-volume-id"]) == (change_id, "volume")
     assert backup.incremental_bytes == 0
