@@ -489,9 +489,13 @@ async def is_being_provisioned(client: KubeClient, claim: PersistentVolumeClaim)
     retained = found.get("reclaimPolicy", DELETE) != DELETE
     if not retained and not claim["spec"].get("dataSource"):
         return False
-    failures = [one for one in await read_events(client, claim) if one.get("reason") == "ProvisioningFailed"]
+    events = await read_events(client, claim)
+    failures = [one for one in events if one.get("reason") == "ProvisioningFailed"]
     last = max(failures, key=lambda event: str(event.get("lastTimestamp") or ""), default=None)
-    code = find_code(last.get("message") or "") if last is not None else None
+    if last is None:
+        # The driver has not answered its first call yet.
+        return retained or any(one.get("reason") == "Provisioning" for one in events)
+    code = find_code(last.get("message") or "")
     return code not in _REFUSALS if retained else code in GOING_ON
 
 

@@ -60,8 +60,6 @@ class HoleWriter:
         self.written_bytes = 0
         """Written or kept so far, without zeros that are still to be written."""
         self._zeros = 0
-        self.hole_bytes = 0
-        self.kept_bytes = 0
 
     def close(self) -> None:
         """Close the device."""
@@ -97,7 +95,6 @@ class HoleWriter:
             piece = data[at : at + _PIECE_BYTES]
             if bytes(piece) == there[at : at + len(piece)]:
                 self.written_bytes += len(piece)
-                self.kept_bytes += len(piece)
             else:
                 self._write(piece)
 
@@ -114,7 +111,6 @@ class HoleWriter:
             return
         if self._holes and self._punch(count):
             self.written_bytes += count
-            self.hole_bytes += count
             return
         for at in range(0, count, _BUFFER_BYTES):
             self._put(memoryview(_ZEROS)[: min(_BUFFER_BYTES, count - at)])

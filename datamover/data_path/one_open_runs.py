@@ -12,7 +12,7 @@ from typing import Final
 
 from core.contract import MoverMethod
 from core.models.base import JsonDict
-from core.models.names import CHANGES_TAG
+from core.models.names import CHANGES_TAG, TRANSFER_UID_TAG
 from datamover.data_path.checkpoints import Inheritance, build_inheritance
 from datamover.data_path.parents import (
     BlockChoice,
@@ -34,7 +34,7 @@ from datamover.kopia.client_config import IDENTITY
 from datamover.kopia.policy import decide_policy
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import PIN, Snapshot, parse_snapshot, remove_source
+from datamover.kopia.snapshots import PIN, Snapshot, parse_snapshot, read_tag, remove_source
 
 _COPIED: Final = (
     "the volume is a copy, by its driver or a restore, or was labeled at its mount: files whose size and time are "
@@ -171,17 +171,16 @@ class _BlockRun(_OneOpenRun):
     async def prepare(self) -> Inheritance:
         found = await super().prepare()
         if (attempt := self._parameters.attempt) and (saved := self._kopia.offer.checkpoints):
-            choice = choose_checkpoint(saved, attempt.uid, self._described, alone=False)
-            if len(choice.own) < len(saved) and await attempt.is_alone():
-                choice = choose_checkpoint(saved, attempt.uid, self._described, alone=True)
-            self._checkpoint = choice
+            others = any(read_tag(one, TRANSFER_UID_TAG) != attempt.uid for one in saved)
+            alone = others and await attempt.is_alone()
+            self._checkpoint = choose_checkpoint(saved, attempt.uid, self._described, alone=alone)
         return found
 
     @property
     def report(self) -> RunReport:
         fault = self._kopia.result.get("parent_fault")
         warned = {
-            "read all of the device": self._cause if self._choice.expected else None,
+            "read more than has changed": self._cause if self._choice.expected else None,
             "read the device again from its start": self._restart_cause,
         }
         return RunReport(

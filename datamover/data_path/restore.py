@@ -225,10 +225,10 @@ class _Restoring:
 
     async def _restore_device(self) -> None:
         """Write a device that was backed up as one file, which an only file of a file system could be taken for."""
-        snapshot, parameters, in_place = self.snapshot, self.parameters, self.parameters.in_place is not None
-        if parameters.by_block and in_place:
+        parameters = self.parameters
+        if parameters.by_block:
             raise DataPathError(
-                f"snapshot {snapshot.snapshot_id} was not backed up by block, as the existing device {self.target} "
+                f"snapshot {self.snapshot.snapshot_id} was not backed up by block, as the device {self.target} "
                 "is to be restored: nothing was written"
             )
         await self._device(compare=parameters.again).write_stream()

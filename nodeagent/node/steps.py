@@ -232,7 +232,7 @@ def describe_activities(cr: Transfer, outcome: Outcome | None = None, *, restore
         lines.append(f"backed up files instead of a device: {cr.not_by_block}")
     if cr.by_block and not restores and (fell_back or cause):
         cause = cause or "the changed blocks are not known"
-        lines.append(f"read all of the device, since {cause}; stored the blocks that have changed")
+        lines.append(f"read more than has changed, since {cause}; stored the blocks that have changed")
     elif fell_back:
         lines.append(f"fell back to a full {'restore' if restores else 'backup'}{f': {cause}' if cause else ''}")
     if outcome and outcome.restart_cause:

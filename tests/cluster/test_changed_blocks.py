@@ -47,9 +47,9 @@ def test_what_has_changed_is_read_and_stored_and_in_doubt_all_is_read(tracked: T
     cause = "what has changed is in doubt: Internal: the storage lost the rest"
     assert third["status"]["fallbackFull"] is True
     assert third["status"]["activities"] == [
-        f"read all of the device, since {cause}; stored the blocks that have changed"
+        f"read more than has changed, since {cause}; stored the blocks that have changed"
     ]
-    assert tracked.messages(third, "Data-Path-Warning") == [f"read all of the device: {cause}"]
+    assert tracked.messages(third, "Data-Path-Warning") == [f"read more than has changed: {cause}"]
     assert third["status"]["incrementalBytes"] == MIB
     assert tracked.bases() == [third["metadata"]["name"]]
     assert tracked.restore(second) == tracked.content["second"]

@@ -67,8 +67,8 @@ def _expect_full(tracked: Tracked, upload: Json, cause: str, *, asked: str = "wh
     (activity,) = upload["status"]["activities"]
     (warning,) = tracked.messages(upload, "Data-Path-Warning")
     assert upload["status"]["fallbackFull"] is True
-    assert re.search(f"^read all of the device, since {asked}{cause}", activity), activity
-    assert re.search(f"^read all of the device: {asked}{cause}", warning), warning
+    assert re.search(f"^read more than has changed, since {asked}{cause}", activity), activity
+    assert re.search(f"^read more than has changed: {asked}{cause}", warning), warning
 
 
 @pytest.mark.parametrize("fault", _FAULTS)

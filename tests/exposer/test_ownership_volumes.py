@@ -154,6 +154,7 @@ async def test_a_claim_whose_node_has_no_room_is_deleted() -> None:
 @pytest.mark.parametrize(
     ("code", "delete", "retain"),
     [
+        pytest.param(None, True, True, id="it was not answered before"),
         pytest.param("Aborted", True, True, id="it goes on"),
         pytest.param("DeadlineExceeded", True, True, id="it has not answered"),
         pytest.param("Internal", False, True, id="it may mean anything"),
@@ -162,19 +163,21 @@ async def test_a_claim_whose_node_has_no_room_is_deleted() -> None:
 )
 @pytest.mark.parametrize("reclaim", ["Delete", "Retain"])
 async def test_a_claim_is_kept_while_its_driver_may_copy_the_snapshot(
-    reclaim: str, code: str, *, delete: bool, retain: bool
+    reclaim: str, code: str | None, *, delete: bool, retain: bool
 ) -> None:
     """Without PVC and snapshot, the provisioner would not ask again, and a volume that is complete later would stay."""
     scene, kept = BackupScene(reclaim=reclaim), delete if reclaim == "Delete" else retain
     claim = await begin_provisioning(scene)
-    for second, found in enumerate(("NotFound", code)):
+    errors = [f"rpc error: code = {found} desc = clone" for found in ("NotFound", code) if code]
+    reported = [("Provisioning", "for the first time"), *(("ProvisioningFailed", error) for error in errors)]
+    for second, (reason, message) in enumerate(reported):
         scene.world.put(
             EVENTS,
-            found,
+            f"event-{second}",
             namespace="velero",
             involvedObject={"uid": claim["metadata"]["uid"]},
-            reason="ProvisioningFailed",
-            message=f"failed to provision volume: rpc error: code = {found} desc = clone",
+            reason=reason,
+            message=message,
             lastTimestamp=f"2026-11-21T12:00:0{second}Z",
         )
     for _ in range(4):

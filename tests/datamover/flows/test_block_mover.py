@@ -181,7 +181,7 @@ async def test_a_storage_in_doubt_means_that_all_is_read(bed: _Bed) -> None:
         backup = await bed.back_up(data_path, changes=BlockChanges(change_id, "volume", lambda: query))
         cause = f"{asked} is in doubt: there is no certificate of its authority"
         assert (backup.fallback_full, backup.fallback_cause) == (fell_back, cause)
-        assert warned.pop() == f"read all of the device: {cause}"
+        assert warned.pop() == f"read more than has changed: {cause}"
         tags = bed.kopia.snapshots()[-1]["tags"]
         assert (tags["cbt-change-id"], tags["cbt-volume-id"]) == (change_id, "volume")
     assert backup.incremental_bytes == 0
@@ -262,15 +262,18 @@ async def test_a_device_that_is_mounted_is_not_restored_into(
     assert bed.target.read_bytes()[: backup.total_bytes] == bed.device.read_bytes()
 
 
-async def test_the_only_file_of_a_volume_is_never_written_over_an_existing_device(bed: _Bed, tmp_path: Path) -> None:
-    """Its backup looks like one of a device, and the device may have a file system."""
+@pytest.mark.parametrize("in_place", [None, _EXISTING], ids=["new", "existing"])
+async def test_the_only_file_of_a_volume_is_never_written_as_a_device_by_block(
+    bed: _Bed, tmp_path: Path, in_place: InPlace | None
+) -> None:
+    """Its backup looks like one of a device, and the device becomes, or has, a file system."""
     volume = tmp_path / "volume"
     volume.mkdir()
     (volume / "data.db").write_bytes(b"a" * _MIB)
     bed.target.write_bytes(b"\xff" * _MIB)
     backup = await back_up_volume(bed.movers, volume)
     with pytest.raises(DataPathError, match=r"was not backed up by block, .*: nothing was written$"):
-        await bed.restore(backup.snapshot_id, in_place=_EXISTING, by_block=True)
+        await bed.restore(backup.snapshot_id, in_place=in_place, by_block=True)
     assert bed.target.read_bytes() == b"\xff" * _MIB
 
 

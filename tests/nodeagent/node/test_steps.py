@@ -118,7 +118,7 @@ def test_a_device_that_was_read_as_a_whole_is_told(fell_back: bool, cause: str |
         snapshot_id="1", source=VolumePath(by_path="/x"), fallback_cause=cause, restart_cause="it is of another device"
     )
     assert describe_activities(cr, Outcome(Phase.COMPLETED, result=result), restores=False, fell_back=fell_back) == [
-        f"read all of the device, since {told}; stored the blocks that have changed",
+        f"read more than has changed, since {told}; stored the blocks that have changed",
         "read the device again from its start: it is of another device",
     ]
 

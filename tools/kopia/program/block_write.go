@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"math/rand/v2"
@@ -174,7 +175,7 @@ func newBlockWriter(
 		}
 	}
 
-	if err := writer.ask(ctx, decided.Changes); err != nil {
+	if err := writer.ask(ctx, decided.Changes, made.ParentFault); err != nil {
 		made.ChangesFault = err.Error()
 	}
 
@@ -318,15 +319,15 @@ type blockWriter struct {
 	checkpoint *checkpointer
 }
 
-// ask finds out which blocks are to be read; after an error all of them are.
-func (b *blockWriter) ask(ctx context.Context, changes *changeQuery) error {
+// ask finds out which blocks are to be read; after an error all of them are. The fault is why the parent was not loaded.
+func (b *blockWriter) ask(ctx context.Context, changes *changeQuery, fault string) error {
 	if changes == nil {
 		return nil
 	}
 
 	if b.based = changes.Base != ""; b.based {
 		if b.parent == nil {
-			return errors.New("there is no parent to take blocks from")
+			return errors.New("the parent: " + cmp.Or(fault, "there is none"))
 		}
 
 		if err := b.parent.verify(ctx, b.w); err != nil {

@@ -206,7 +206,7 @@ func TestDoubtMeansThatAllIsRead(t *testing.T) {
 		"Internal: it broke":           func(*changeQuery) { from.err = status.Error(codes.Internal, "it broke") },
 		"DeadlineExceeded":             func(query *changeQuery) { query.TimeoutSeconds = 1e-9 },
 		"certificate of its authority": func(query *changeQuery) { query.CA = "none" },
-		"no parent to take blocks":     nil,
+		"the parent: there is none":    nil,
 	} {
 		from.says(variableLength, len(content), extent{0, blockSize})
 		from.err = nil
@@ -288,7 +288,7 @@ func TestNothingIsTakenFromAListThatIsNotValid(t *testing.T) {
 	from.says(variableLength, len(content))
 
 	made := b.writeDevice(content, blockDecision{Parent: parent, Changes: from.query("before")})
-	if !strings.HasPrefix(made.ParentFault, "entry 1 of the list of blocks") || made.ChangesFault != "there is no parent to take blocks from" ||
+	if !strings.HasPrefix(made.ParentFault, "entry 1 of the list of blocks") || made.ChangesFault != "the parent: "+made.ParentFault ||
 		made.ChangedBytes != int64(len(content)) || made.ReadBytes != int64(len(content)) {
 		t.Errorf("%+v", made)
 	}
