@@ -19,8 +19,8 @@ from tests.testbed.demonstration.manifests import NAMESPACE, build_pod
 from tests.testbed.processes import BedError
 from tests.testbed.settings import S3_ADDRESS, S3_PORT
 
-_RUN, _MANUAL, _CHANGE = "schedule run", "manual backup", "location change"
-KINDS = (_RUN, _MANUAL, _CHANGE, "deletion", "verification", "restore verification", "maintenance run")
+_RUN, _MANUAL, _CHANGE, _DELETION = "schedule run", "manual backup", "location change", "deletion"
+KINDS = (_RUN, _MANUAL, _CHANGE, _DELETION, "verification", "restore verification", "maintenance run")
 """What a keeper does."""
 
 _WRONG_KEYS = "wrong keys"
@@ -32,6 +32,9 @@ _CHANGES: Mapping[str, tuple[Json, str]] = {
     "read-only": ({"accessMode": "ReadOnly"}, "is read-only"),
 }
 """What a location is for a while: a patch of its spec, and what a failure meanwhile names, if one is allowed."""
+
+_EDITED = "has changed since its snapshots were checked"
+"""How a deletion may also end then: it was planned for the location as it had been."""
 
 _AWAY = "cannot connect to host|disconnected|reset by peer|timed out|unauthorized|forbidden|: 50[0-9]"
 """What a command says while the API server is down: a person repeats it."""
@@ -85,7 +88,7 @@ class Keeper:
     def tend(self) -> None:
         """Delete, verify and have repositories maintained: first what succeeded least often, if it can be done."""
         works: dict[str, Callable[[], bool | None]] = {
-            "deletion": self._delete,
+            _DELETION: self._delete,
             "verification": self._verify,
             "restore verification": partial(self._verify, "--restore"),
             "maintenance run": self._maintain,
@@ -138,7 +141,7 @@ class Keeper:
             entry.phase, entry.message = "Failed", f"{error}"
         if changes := {each.name: _CHANGES[each.name][1] for each in self._changes if each.ended > began}:
             entry.fault = ", ".join(changes)
-            pattern = "|".join(filter(None, changes.values()))
+            pattern = "|".join(filter(None, [*changes.values(), _EDITED if kind == _DELETION else ""]))
             if kind != _CHANGE:
                 entry.ending = Ending(frozenset({"Completed", "Failed"}), pattern)
         self.journal.add(entry)
