@@ -49,10 +49,7 @@ def ended(exit_code: int) -> JsonDict:
         ({"spec": {"volumes": [{"name": "x"}, {}]}}, r"spec.volumes\[1\]: Object missing required field `name`"),
         ({"spec": {}, "status": {"conditions": "none"}}, "status.conditions: Expected `array`, got `str`"),
         (
-            {
-                "spec": {},
-                "status": {"containerStatuses": [{"name": "m", "state": ended(2**40)}]},
-            },
+            {"spec": {}, "status": {"containerStatuses": [{"name": "m", "state": ended(2**40)}]}},
             "exitCode: Expected `int` <= 2147483647",
         ),
         ({"spec": {}, "metadata": {"deletionTimestamp": "2026-11-21T12:00:00"}}, "deletionTimestamp: .* timezone"),

@@ -15,15 +15,7 @@ from typing import Any, Final, Self
 from core.clock import Clock, SystemClock
 from core.contract import VolumeMode
 from core.kube.client import KubeClient
-from core.kube.resources import (
-    BACKUP_REPOSITORIES,
-    BACKUP_STORAGE_LOCATIONS,
-    BY_KIND,
-    EVENTS,
-    JOBS,
-    SECRETS,
-    Resource,
-)
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, BY_KIND, EVENTS, JOBS, SECRETS, Resource
 from core.kube.transport import Retry
 from core.models.base import format_time
 from core.models.names import (

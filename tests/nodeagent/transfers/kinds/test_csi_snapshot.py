@@ -48,10 +48,7 @@ def _located(**fields: JsonDict) -> dict[str, JsonDict]:
 
 
 async def _admissions(world: Mapping[str, JsonDict]) -> list[Admission]:
-    return [
-        await admission(uploads(), data_upload(), world),
-        await admission(downloads(), data_download(), world),
-    ]
+    return [await admission(uploads(), data_upload(), world), await admission(downloads(), data_download(), world)]
 
 
 _UNUSABLE: dict[str, tuple[Mapping[str, JsonDict], timedelta | None, str]] = {
