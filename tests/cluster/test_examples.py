@@ -134,7 +134,6 @@ def test_the_example_of_a_datadownload_restores_it(agent: Bed, uploaded: Json) -
     before = everything(agent, _APP, _EXAMPLE)
     _apply(agent, "target.yaml")
     wait_released(agent, _apply_transfer(agent, "datadownload", uploaded["status"]["snapshotID"]), "Completed")
-
     volume = (agent.api.get(PERSISTENT_VOLUME_CLAIMS, _APP, "restored") or {})["spec"]["volumeName"]
     claim = f"{_APP} persistentvolumeclaim/restored"
     created = {f"persistentvolume/{volume}", claim, f"{NAMESPACE} datadownload.velero.io/example"}

@@ -63,9 +63,7 @@ async def test_check_config_finds_the_config_map_and_the_names_in_the_cluster(
     agent = _pod(namespace, "node-agent-x7k2p", "")
     agent["metadata"] |= {"labels": {"role": "node-agent"}, "annotations": {CONFIG_ANNOTATION: "abc"}}
     await client.create(PODS, agent | {"spec": agent["spec"] | {"nodeName": "node-1"}})
-
     code = await check_config(CheckRequest("", ClusterAccess(str(apiserver.kubeconfig), namespace=namespace)))
-
     assert code == 1
     assert capsys.readouterr().out.splitlines() == [
         'error: podLabels.a: expected a string, found the number 1 (did you mean "1"?)',
