@@ -44,7 +44,7 @@ async def test_a_deleted_class_costs_the_pod_only_its_priority(client: KubeClien
 
 async def test_the_clusters_default_class_is_what_a_mover_without_one_gets(client: KubeClient, namespace: str) -> None:
     name = f"default-{namespace}"
-    await client.create(PRIORITY_CLASSES, _class(name) | {"globalDefault": True, "value": 3})
+    await client.create(PRIORITY_CLASSES, build_object(PRIORITY_CLASSES, name, value=3, globalDefault=True))
     try:
         await _wait_admitted(client, namespace, name)
         created: JsonDict = await create_pod(client, _pod(namespace, "mover", "gone"))
@@ -99,10 +99,6 @@ async def _wait_admitted(client: KubeClient, namespace: str, priority_class: str
                 await asyncio.sleep(0.05)
             else:
                 return
-
-
-def _class(name: str) -> JsonDict:
-    return build_object(PRIORITY_CLASSES, name, value=10)
 
 
 def _pod(namespace: str, name: str, priority_class: str) -> JsonDict:
