@@ -28,6 +28,7 @@ from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.job_output import seal
 from tests.support.objects import JsonDict
+from tests.support.tasks import interrupt, until
 
 
 @pytest.fixture
@@ -192,9 +193,7 @@ class _Report:
         """Start the command, and yield once its Job exists."""
         task = asyncio.create_task(self.run(), name="command")
         try:
-            async with asyncio.timeout(30):
-                while not self.jobs:
-                    await asyncio.sleep(0.1)
+            await until(lambda: bool(self.jobs), seconds=30)
             yield task
         finally:
             task.cancel()
@@ -307,13 +306,8 @@ async def test_a_job_that_ends_before_its_pod_is_an_error(report: _Report, statu
 
 @pytest.mark.looptime
 async def test_a_command_that_is_interrupted_while_the_job_is_created_deletes_it(report: _Report) -> None:
-    task = asyncio.create_task(report.run(), name="command")
-    kube = report.scene.kube
-    while not any(request.method == "POST" for request in kube.requests):
-        await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    creates = until(lambda: any(request.method == "POST" for request in report.scene.kube.requests), every=0)
+    await interrupt(report.run(), creates)
     assert report.jobs == []
 
 

@@ -19,6 +19,7 @@ from core.kube.transport import Retry
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
+from tests.support.tasks import interrupt, until
 
 _SPACE = "nodeagent-preflight"
 _MARKED: JsonDict = {"labels": {"nodeagent.io/preflight": "true"}}
@@ -174,12 +175,8 @@ async def test_the_class_of_the_snapshot_is_the_one_that_backups_take() -> None:
 
 async def test_an_interrupted_check_deletes_everything() -> None:
     world = _World(answers={f"DataUpload {_PLAN.name}": {"phase": "InProgress"}})
-    task = asyncio.create_task(world.check(timedelta(days=1)), name="check")
-    while not world.kube.objects(kube.DATA_UPLOADS):
-        await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    created = until(lambda: bool(world.kube.objects(kube.DATA_UPLOADS)), every=0)
+    await interrupt(world.check(timedelta(days=1)), created)
     assert world.left == []
 
 

@@ -156,7 +156,6 @@ def _attack(velero: Installation, space: str, node: str) -> Outcome:
     user.apply(*items.values())
     outcome.backups = {volume: wait_until(velero.bed, item) for volume, item in items.items()}
     outcome.tenant = user.kubectl("logs", tenant, "-n", space)
-
     kept = outcome.backups[_TREE]["status"]
     restore = _build_transfer(velero, "PodVolumeRestore", space, reader, _TREE)
     restore["spec"]["snapshotID"] = kept["snapshotID"]

@@ -47,7 +47,6 @@ def test_a_transfer_that_is_canceled_or_deleted_in_mid_transfer_leaves_nothing(a
         with open_kopia(agent, space, prefix=place.name) as kopia:
             manifests = kopia.snapshot_manifests()
         left = everything(agent, space) - before
-
     assert canceled.phases[-3:] == ["InProgress", "Canceling", "Canceled"]
     status = canceled.last["status"]
     assert "canceled" in status["message"]

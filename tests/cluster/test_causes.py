@@ -262,7 +262,6 @@ def test_message_and_event_report_the_cause_soon_after_the_cluster_shows_it(repo
     since = datetime.fromisoformat(began)
     if case.visible:
         since = max(since, _time(_first(reports, name, case.visible, about_transfer=False)))
-
     assert _pattern(name, reports.space).search(event["message"])
     assert event["type"] == ("Normal" if case.expected else "Warning")
     assert _time(event) - since <= _PROMISED + _ROUNDING

@@ -29,7 +29,6 @@ def test_what_has_changed_is_read_and_stored_and_in_doubt_all_is_read(tracked: T
     first = tracked.back_up("first")
     assert "activities" not in first["status"]
     assert tracked.bases() == [first["metadata"]["name"]]
-
     places = (0, 30 * MIB, 100 * MIB)
     for at in places:
         tracked.write(at, MIB)
@@ -41,7 +40,6 @@ def test_what_has_changed_is_read_and_stored_and_in_doubt_all_is_read(tracked: T
     assert touched <= tracked.hashed_bytes(second) <= most
     assert touched <= tracked.stored_bytes() - before <= most
     assert tracked.bases() == [second["metadata"]["name"]]
-
     tracked.write(50 * MIB, MIB)
     third = tracked.back_up("third", fault="break:1")
     cause = "what has changed is in doubt: Internal: the storage lost the rest"

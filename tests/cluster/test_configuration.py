@@ -67,7 +67,6 @@ def test_a_running_transfer_keeps_its_configuration_and_a_later_one_has_the_last
             reasons = {event["reason"] for event in _events_of_agents(agent)}
         for item in (first, second):
             wait_released(agent, item)
-
     assert before["metadata"]["uid"] == after["metadata"]["uid"]
     assert after["spec"] == before["spec"]
     assert "priorityClassName" not in after["spec"]

@@ -80,7 +80,6 @@ def test_an_agent_exposes_what_another_node_moves_and_continues_after_a_kill(age
         target = volume.target(back, block=True)
         download = volume.restore(target, snapshot_id=ended[0]["status"]["snapshotID"], location=place.name)
     left = everything(agent, space) - before
-
     assert {transfer["status"]["acceptedByNode"] for transfer in accepted} == {_NODE, _OTHER}
     assert [transfer["status"]["node"] for transfer in held] == [_NODE, _NODE]
     assert {transfer["metadata"]["labels"]["nodeagent.io/node"] for transfer in held} == {_NODE}

@@ -91,7 +91,8 @@ def _columns(table: str, name: str) -> dict[str, str]:
 def test_describe_shows_its_events(agent: Bed, uploaded: Json) -> None:
     described = agent.user.kubectl("describe", "dataupload", "example", "-n", NAMESPACE).partition("Events:")[2]
     # Events have whole seconds only, and describe shows those of one second in any order.
-    events = [one for one in agent.api.objects(EVENTS, NAMESPACE) if one["involvedObject"]["uid"] == _uid(uploaded)]
+    uid, found = uploaded["metadata"]["uid"], agent.api.objects(EVENTS, NAMESPACE)
+    events = [one for one in found if one["involvedObject"]["uid"] == uid]
     events.sort(key=lambda event: int(event["metadata"]["resourceVersion"]))
     reasons = list(dict.fromkeys(event["reason"] for event in events))
     # Agent and mover record Events at the same time; the mover waits only for a repository that is not ready.
@@ -103,10 +104,6 @@ def test_describe_shows_its_events(agent: Bed, uploaded: Json) -> None:
     assert {line.split()[1] for line in described.splitlines()[3:]} == set(reasons)
     assert "Warning" not in described
     assert uploaded["status"]["snapshotID"] in described
-
-
-def _uid(transfer: Json) -> str:
-    return str(transfer["metadata"]["uid"])
 
 
 def test_kopia_finds_the_snapshot_and_restores_it(agent: Bed, uploaded: Json, tmp_path: Path) -> None:
@@ -134,7 +131,6 @@ def test_the_example_of_a_datadownload_restores_it(agent: Bed, uploaded: Json) -
     before = everything(agent, _APP, _EXAMPLE)
     _apply(agent, "target.yaml")
     wait_released(agent, _apply_transfer(agent, "datadownload", uploaded["status"]["snapshotID"]), "Completed")
-
     volume = (agent.api.get(PERSISTENT_VOLUME_CLAIMS, _APP, "restored") or {})["spec"]["volumeName"]
     claim = f"{_APP} persistentvolumeclaim/restored"
     created = {f"persistentvolume/{volume}", claim, f"{NAMESPACE} datadownload.velero.io/example"}

@@ -38,7 +38,6 @@ def test_one_command_brings_agents_up_that_carry_out_transfers(
     helm = Helm(tmp_path, binary, bed.user.api.kubeconfig)
     names = [definition["metadata"]["name"] for definition in read_definitions()]
     assert bed.user.kubectl("get", "crd", "--ignore-not-found", *names) == ""
-
     wait, values = [f"--namespace={space}", "--wait", "--timeout=10m"], _build_values(bed, space)
     said = helm.run("install", "fresh", str(CHART), *wait, values=values)
     if binary == "helm":
@@ -54,5 +53,4 @@ def test_one_command_brings_agents_up_that_carry_out_transfers(
     assert wait_released(bed, upload, "Completed")["status"]["snapshotID"]
     bed.user.kubectl("delete", "dataupload", upload["metadata"]["name"], "-n", space)
     helm.run("uninstall", "fresh", *wait)
-
     bed.user.kubectl("delete", "crd", *names)

@@ -176,7 +176,6 @@ def test_members_of_a_group_are_backed_up_and_leave_nothing_that_can_be_deleted(
         for upload in uploads:
             upload["spec"]["operationTimeout"] = _REFUSED_AFTER
     names = {upload["spec"]["sourcePVC"]: upload["metadata"]["name"] for upload in uploads}
-
     with break_storage(agent, space, [_REFUSED] if how == "refused" else []):
         agent.user.apply(*uploads)
         ended = {upload["spec"]["sourcePVC"]: wait_released(agent, upload, "Completed") for upload in uploads}

@@ -93,7 +93,6 @@ def test_an_agent_with_a_wrong_folder_ends_and_continues_when_it_is_corrected(ow
         "error: the volume host-pods is not the kubelet's pods directory: /host_pods has no entry for "
     )
     assert "its hostPath in the DaemonSet must be the directory pods in the kubelet's root directory" in line
-
     own.install()
     log = own.ready_log()
     assert [entry for entry in log if "directory /host_pods has an entry for each of the" in entry]

@@ -72,17 +72,14 @@ def test_one_command_installs_and_another_leaves_nothing_that_it_does_not_list(s
     versions = shell.versions()
     assert "created" not in shell.install()
     assert shell.versions() == versions
-
     found = json.loads(shell.run("version", "-o", "json"))
     assert {one["version"] for one in found["agents"]} == {found["client"]}
     assert len(found["agents"]) == len(shell.bed.user.names(["nodes"]))
-
     checked = json.loads(shell.run("preflight", "--storage-class=bed", "--volume-snapshot-class=bed", "-o", "json"))
     assert [step["error"] for step in checked["steps"]] == [""] * 7
     assert checked["snapshotId"]
     left = ["pods,pvc,volumesnapshots,datauploads.velero.io,datadownloads.velero.io"]
     assert shell.bed.user.names(left, "-A", "-l", "nodeagent.io/preflight") == []
-
     removed, _, kept = shell.run("uninstall", "--yes").partition("Kept:\n")
     assert f"  DaemonSet {shell.space}/node-agent\n" in removed
     rest = {name for name in shell.objects() if not name.endswith(("/default", "/kube-root-ca.crt"))}

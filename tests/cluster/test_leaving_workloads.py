@@ -27,13 +27,11 @@ def test_a_deleted_workload_fails_its_backup_and_the_one_that_is_prepared(
         wait_held(agent, gate, first)
         second = back_up(ready, "scratch")
         wait_until(agent, second, "Prepared")
-
         # As long as a mover reads, its volume cannot be unmounted.
         moving.delete(wait=False)
         ready.delete()
         gate.open()
         agent.user.apply(third)
-
         ended = [wait_until(agent, item, "Failed")["status"] for item in (first, second, third)]
         assert ended[0]["message"].startswith(f"workload pod {space}/moving is not available: ")
         for status in ended[1:]:

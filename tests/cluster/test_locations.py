@@ -61,7 +61,6 @@ def test_a_repository_in_a_shared_volume_is_validated_written_and_read(agent: Be
         download = volume.restore(target, snapshot_id=upload["status"]["snapshotID"], location=name)
     assert download["status"]["phase"] == "Completed", download["status"]
     mounts = {each: _shared_mount(pod) for each, pod in pods.result().items()}
-
     assert location["status"]["lastValidationTime"]
     assert "message" not in location["status"]
     assert mounts[f"{name}-validation"]["readOnly"]

@@ -39,7 +39,6 @@ def test_an_evicted_mover_is_recreated_before_it_starts_and_replaced_afterward(
         wait_held(agent, gate, first)
         second = back_up(moving, "scratch")
         prepared = wait_until(agent, second, "Prepared")
-
         evict(agent, find_mover(agent, prepared))
         recreated = wait_until(
             agent, second, "Prepared", when=lambda transfer: _LOST in transfer["metadata"]["annotations"]
@@ -48,7 +47,6 @@ def test_an_evicted_mover_is_recreated_before_it_starts_and_replaced_afterward(
         evict(agent, find_mover(agent, first))
         wait_logged(agent, first, "kopia may save a checkpoint within 25s")
         gate.open()
-
         wait_until(agent, first, "InProgress", when=lambda transfer: _attempts(transfer).get("number") == 2)
         for transfer, attempts in ((first, 2), (second, 1)):
             completed = wait_until(agent, transfer, "Completed")

@@ -45,7 +45,6 @@ def test_a_repository_is_maintained_by_a_job_and_its_failure_is_named(upkeep: Up
         assert info["full"]["interval"] == 6 * 3600 * 10**9
         assert info["schedule"]["runs"]["cleanup-logs"][0]["success"]
         kopia.run("maintenance", "set", "--owner=another@host")
-
     (shown,) = _ask(upkeep, "get")["repositories"]
     assert (shown["name"], shown["phase"], shown["lastMaintenance"]) == (
         upkeep.name,
@@ -58,7 +57,6 @@ def test_a_repository_is_maintained_by_a_job_and_its_failure_is_named(upkeep: Up
     report = _ask(upkeep, "report", upkeep.name)
     assert (report["repository"], report["snapshots"]) == (upkeep.name, [])
     assert len(upkeep.jobs) == 1
-
     # A change wakes the repository: it was maintained, and nothing has happened since.
     own.kubectl("annotate", "backuprepository", upkeep.name, "nodeagent.io/maintenance-")
     failed = upkeep.wait_for_entry("Failed")

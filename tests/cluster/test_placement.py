@@ -71,7 +71,6 @@ def test_movers_and_their_volumes_are_as_the_configuration_says(agent: Bed, spac
         download = volume.restore(target, snapshot_id=upload["status"]["snapshotID"], location=place.name)
     assert download["status"]["phase"] == "Completed", download["status"]
     pods, claims = ended_pods.result(), ended_claims.result()
-
     for moved in (upload, download):
         assert moved["status"]["node"] == _OTHER
     for pod in pods.values():
@@ -79,20 +78,17 @@ def test_movers_and_their_volumes_are_as_the_configuration_says(agent: Bed, spac
         resources = pod["spec"]["containers"][0]["resources"]
         assert resources == {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "1Gi"}}
         assert pod["metadata"]["labels"]["example.com/team"] == "storage"
-
     # A backup reads from a read-only claim of the configured class.
     claim, (mount,) = claims[backup], _mounts(pods, upload)
     assert claim["spec"]["storageClassName"] == waiting
     assert claim["spec"]["accessModes"] == ["ReadOnlyMany"]
     assert claim["metadata"]["annotations"]["example.com/note"] == "x"
     assert mount["readOnly"]
-
     # A restore has its cache in a volume of its own.
     cache, uid = claims[f"{restore}-cache"], download["metadata"]["uid"]
     assert cache["spec"]["resources"]["requests"]["storage"] == "6Gi"
     assert cache["spec"]["volumeName"]
     assert {mount["name"] for mount in _mounts(pods, download)} == {uid, f"{uid}-cache"}
-
     source = _files(volume)
     assert source.keys() == {"random", "folder/small"}
     assert _files(Volume(agent, space, restore)) == source

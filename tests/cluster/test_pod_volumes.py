@@ -69,14 +69,12 @@ def restore_into_pod(agent: Bed, space: str) -> None:
     backups = {volume: back_up(writer, volume) for volume in _FILLED}
     kept = {volume: wait_until(agent, item, "Completed") for volume, item in backups.items()}
     writer.delete()
-
     reader = Workload(agent, space, "reader")
     reader.start()
     restores = {volume: reader.restore(volume, backup=kept[volume]) for volume in _FILLED}
     agent.user.apply(*restores.values())
     done = {volume: wait_until(agent, item, "Completed") for volume, item in restores.items()}
     reader.wait_ready()
-
     for volume, transfer in done.items():
         found = compare(writer.survey(volume), reader.survey(volume))
         assert (found.differences, found.size_bytes) == ((), transfer["status"]["progress"]["totalBytes"])
@@ -92,11 +90,9 @@ def move_by_examples(agent: Bed, space: str) -> None:
     agent.user.wait("pod/writer", "condition=Ready", namespace=space)
     kept = apply_example(agent, space, "podvolumebackup", **placed(agent, space, "writer"))
     snapshot = wait_until(agent, kept, "Completed")["status"]["snapshotID"]
-
     agent.user.kubectl("apply", "-f", "-", stdin=example(space, "reader"))
     given = placed(agent, space, "reader") | {"SNAPSHOT_ID": snapshot}
     wait_until(agent, apply_example(agent, space, "podvolumerestore", **given), "Completed")
-
     agent.user.wait("pod/reader", "condition=Ready", namespace=space)
     assert "file-4" in agent.user.kubectl("logs", "reader", "-n", space)
 
@@ -110,9 +106,7 @@ def reject(agent: Bed, space: str) -> None:
     restic = device.backup("scratch")
     restic["spec"]["uploaderType"] = "restic"
     agent.user.apply(*items, restic)
-
     messages = [wait_until(agent, item, "Failed")["status"]["message"] for item in (*items, restic)]
-
     assert messages == [
         f"volume data of workload pod {space}/device is a block volume: pod volumes must be file systems",
         "volume scripts has source hostPath: its data is not in a directory of the pod",
@@ -148,7 +142,6 @@ def look_up(agent: Bed, space: str) -> None:
     usual.with_name("renamed").rename(usual)
     for plugin in (moved.parent, second.parent):
         plugin.rmdir()
-
     assert found["progress"]["totalBytes"] > 200_000
     where, folders = f"volume scratch of workload pod {space}/app is", "the kubelet's directories of the pod"
     assert several["message"] == f"{where} in several of {folders}: a.io~b/scratch, c.io~d/scratch"

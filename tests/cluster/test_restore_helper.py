@@ -99,7 +99,6 @@ def test_a_restricted_pod_of_any_user_starts_with_its_data_and_nothing_else(agen
         backup = writer.transfer(agent, "PodVolumeBackup")
         agent.user.apply(backup)
         snapshot = wait_until(agent, backup, "Completed")["status"]["snapshotID"]
-
         reader.start(agent)
         agent.user.wait(
             "pod/reader", "jsonpath={.status.initContainerStatuses[0].started}=true", namespace=reader.space
@@ -108,7 +107,6 @@ def test_a_restricted_pod_of_any_user_starts_with_its_data_and_nothing_else(agen
         agent.user.apply(restore)
         wait_until(agent, restore, "Completed")
         reader.wait_ready(agent)
-
     assert agent.user.kubectl("logs", "reader", "-n", reader.space) == "folder\nlost+found\nkept\n"
     waited = agent.user.kubectl("logs", "reader", "-c", "restore-wait", "-n", reader.space).splitlines()
     assert waited[-4:] == [

@@ -88,7 +88,6 @@ def test_a_volume_is_as_it_was_and_its_pvc_has_it_again(scene: _Scene) -> None:
     folder = Volume(bed, space).path()
     equal = _damage(folder)
     before, policy = scene.claim(), scene.volume()["spec"]["persistentVolumeReclaimPolicy"]
-
     pod = build_pod(space, "holder", claim="data", script=["-c", _HOLD], folders={})
     bed.user.apply(pod)
     bed.user.wait("pod/holder", "condition=Ready", namespace=space)
@@ -96,9 +95,7 @@ def test_a_volume_is_as_it_was_and_its_pvc_has_it_again(scene: _Scene) -> None:
     assert refused.returncode == 1
     assert f"PVC {space}/data is used by pod {space}/holder" in refused.stderr
     bed.user.kubectl("delete", "pod", "holder", "-n", space, "--grace-period=1")
-
     done = scene.restore("--delete-extra-files")
-
     assert done.returncode == 0, done.stderr
     after, volume = scene.claim(), scene.volume()
     assert after["metadata"]["uid"] != before["metadata"]["uid"]
@@ -146,17 +143,13 @@ def test_a_volume_that_a_server_has_released_is_bound_again_whether_it_is_restor
     folder = Volume(bed, space).path()
     _damage(folder)
     volume = _release(scene)
-
     failed = _download(scene, f"{space}-bad", volume=volume, snapshot_id="0" * 32)
-
     assert failed["status"]["phase"] == "Failed"
     assert f"PersistentVolume {volume} may have been restored in part, and is given back" in failed["status"]["message"]
     assert scene.volume()["metadata"]["name"] == volume
     assert (folder / "folder/0").read_text() == "changed"
     assert _release(scene) == volume
-
     done = _download(scene, f"{space}-good", volume=volume, snapshot_id=snapshot_id)
-
     assert done["status"]["phase"] == "Completed", done["status"]
     assert scene.volume()["metadata"]["name"] == volume
     _expect_restored(folder)
@@ -180,17 +173,13 @@ def test_a_file_system_is_written_by_block_where_it_is_and_its_pod_starts_again(
     expected = _restore_device(scene, snapshot_id)
     _damage(Volume(bed, space).path())
     before, name = scene.volume(), _release(scene)
-
     failed = _download(scene, f"{space}-bad", volume=name, snapshot_id="0" * 32, by_block=True)
-
     assert failed["status"]["phase"] == "Failed"
     given = scene.volume()
     assert (given["metadata"]["uid"], given["spec"]["volumeMode"]) == (before["metadata"]["uid"], "Filesystem")
     check = "assert open('/data/folder/0').read() == 'changed'"
     bed.user.run_pod(build_pod(space, "damaged", claim="data", script=["-c", check], folders={}))
-
     done = scene.restore()
-
     assert done.returncode == 0, done.stderr
     given, downloads = scene.volume(), bed.api.objects(DATA_DOWNLOADS, NAMESPACE)
     (status,) = [one["status"] for one in downloads if one["metadata"]["name"].startswith(scene.name)]

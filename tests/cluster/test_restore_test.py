@@ -76,7 +76,6 @@ def test_a_volume_is_restored_and_a_test_that_is_killed_leaves_nothing(upkeep: U
     # As Kubernetes does it after an hour.
     own.kubectl("delete", "job", job)
     upkeep.wait("what it has left to go", lambda: not _scratch(upkeep))
-
     own.kubectl("annotate", "backuprepository", upkeep.name, "nodeagent.io/verification-")
     upkeep.wait("a test that passes", lambda: _tests(upkeep).get("outcome") == "passed")
     assert (_tests(upkeep)["claim"], _scratch(upkeep)) == ("data", [])

@@ -95,7 +95,6 @@ def test_it_completes_and_a_velero_server_sees_what_it_sees_of_any_other(ended: 
     assert transfer.last["status"]["progress"]["bytesDone"] == transfer.last["status"]["progress"]["totalBytes"]
     assert "message" not in transfer.last["status"]
     assert ended.differences[kind] == []
-
     events = transfer.data_path_events()
     started = len(events) - events[::-1].index("Data-Path-Started") - 1
     # On a slow machine it may wait for its storage.
@@ -116,7 +115,6 @@ def test_its_attempts_and_their_nodes_are_recorded(ended: Ended, kind: str) -> N
     (event,) = transfer.events("Interrupted")
     assert re.fullmatch("attempt 1 was interrupted: .+; attempt 2 begins in 1s", event, re.DOTALL)
     assert event in {version["status"].get("message") for version in transfer.versions if "status" in version}
-
     nodes = [version["status"]["node"] for version in transfer.versions if version.get("status", {}).get("node")]
     # A PodVolumeBackup has its node in its spec.
     nodes = nodes or [transfer.transfer["spec"]["node"]]

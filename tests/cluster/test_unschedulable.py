@@ -48,7 +48,6 @@ def test_an_unschedulable_node_still_runs_the_transfers_of_its_pods(agent: Bed, 
         agent.user.apply(restore)
         restored = wait_until(agent, restore, "Completed")
         names = agent.user.names(["pods"], "-n", space)
-
     assert sorted(names) == ["pod/reader", "pod/writer"]
     expect_nothing_left(agent, before, found, restored)
 

@@ -51,13 +51,11 @@ def _switch(bed: Bed, space: str, recording: str, move: Callable[[Installation, 
         former, before = velero.spec, velero.pods()
         assert set(before) == set(bed.env["BED_NODES"].split())
         assert {_image(pod) for pod in before.values()} == {VELERO_IMAGE}
-
         velero.switch()
         ours = velero.pods()
         assert velero.spec == _with_image(former, AGENT_IMAGE)
         assert set(ours) == set(before)
         assert {_image(pod) for pod in ours.values()} == {AGENT_IMAGE}
-
         move(velero, space)
         _, since = bed.api.snapshot(PODS)
         with ThreadPoolExecutor() as pool:

@@ -61,7 +61,6 @@ def test_two_writers_at_a_time_are_seen(bed: Bed, space: str, block: bool) -> No
     _run(bed, observer, second)
     _end(bed, observer, first)
     _end(bed, observer, second)
-
     (found,) = observer.double_writers
     assert found.count(f"restore --data-download={space} --volume-path=/data") == 2
 
@@ -72,6 +71,5 @@ def test_those_who_only_read_are_none(bed: Bed, space: str) -> None:
     pods = [_pod(space, _FIRST), _pod(space, _OTHER, verb="backup"), _pod(space, _OTHER, read_only=True)]
     for pod in pods:
         _run(bed, observer, pod)
-
     assert len(observer.writers) == 1
     assert observer.double_writers == []

@@ -38,7 +38,6 @@ def test_a_maintenance_that_is_out_of_memory_gets_twice_as_much_up_to_the_cap(up
     assert failed["message"].startswith("out of memory: ")
     assert "completeTimestamp" not in failed
     assert "60 MiB: that is memoryLimitMax" in upkeep.events("MaintenanceMemory")[0]
-
     upkeep.configure(keepLatestMaintenanceJobs=20)
     upkeep.wait_for_entry("Succeeded")
     first, *limits = _limits(upkeep)
@@ -69,7 +68,6 @@ def test_a_maintenance_that_its_node_ends_is_followed_by_another(upkeep: Upkeep,
     pod = upkeep.pod_of(job)
     assert pod is not None
     gate.wait_held(pod["status"]["podIP"])
-
     own.kubectl("delete", "pod", "-l", AGENT_LABEL, "--grace-period=0", "--force")
     own.ready_log()
     if end == "eviction":
@@ -80,7 +78,6 @@ def test_a_maintenance_that_its_node_ends_is_followed_by_another(upkeep: Upkeep,
     assert any(cause in entry["message"] for cause in _CAUSES[end]), entry["message"]
     (ended,) = [one for one in upkeep.jobs if one["metadata"]["uid"] == job["metadata"]["uid"]]
     assert ended["status"]["failed"] == 1
-
     gate.open()
     upkeep.wait_for_entry("Succeeded")
     starts = [job["metadata"]["creationTimestamp"] for job in upkeep.jobs]

@@ -8,11 +8,7 @@ from typing import Any
 
 from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
-from core.kube.resources import (
-    CONFIG_MAPS,
-    DATA_UPLOADS,
-    Resource,
-)
+from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, Resource
 from core.kube.transport import Request, Retry, Transport
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
 from tests.support.objects import JsonDict

@@ -22,14 +22,7 @@ from core.kube.errors import (
     raise_for_status,
 )
 from core.kube.events import EventRecorder, ObjectRef
-from core.kube.resources import (
-    CONFIG_MAPS,
-    DATA_UPLOADS,
-    EVENTS,
-    PERSISTENT_VOLUMES,
-    PODS,
-    Resource,
-)
+from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, EVENTS, PERSISTENT_VOLUMES, PODS, Resource
 from core.kube.transport import Request
 from core.kube.watch import ChangeKind
 from tests.contract.bench import HOLD, Bench

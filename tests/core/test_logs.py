@@ -43,13 +43,7 @@ def test_json_line_has_message_and_fields() -> None:
     logging.getLogger("x").warning("going on", extra=fields(bytes=7, reason="Unschedulable"))
     record = json.loads(stream.getvalue())
     del record["time"]
-    assert record == {
-        "level": "warning",
-        "msg": "going on",
-        "logger": "x",
-        "reason": "Unschedulable",
-        "bytes": 7,
-    }
+    assert record == {"level": "warning", "msg": "going on", "logger": "x", "reason": "Unschedulable", "bytes": 7}
 
 
 def test_fields_are_added_also_the_name_that_logging_rejects() -> None:

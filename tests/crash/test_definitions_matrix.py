@@ -155,11 +155,9 @@ async def test_every_kind_is_created_runs_and_is_canceled_whatever_definitions_c
             await agents.enter_async_context(site.running[0].agent())
         for site in sites:
             await wait_for(f"all are {site.held}", site.are_held, seconds=_STEP_SECONDS)
-
         if second != first:
             await _apply(apiserver, second)
         await _end(sites, cluster)
-
         after = await list_everything(apiserver.api)
         for site in sites:
             assert compare(before[site.namespace], after[site.namespace], hide="*") == ([LEDGER], [])

@@ -110,7 +110,8 @@ class World:
     async def prepare_agents(self) -> None:
         """Make all that agents need, and the pod of one."""
         await self._create_namespace(self.namespace)
-        await self.client.create(DAEMON_SETS, self._put(_daemon_set(), self.namespace))
+        daemon_set: JsonDict = yaml.safe_load(_DAEMON_SET.read_text())
+        await self.client.create(DAEMON_SETS, self._put(daemon_set, self.namespace))
         spec = {"provider": "velero.io/aws", "objectStorage": {"bucket": "none"}}
         location = build_object(BACKUP_STORAGE_LOCATIONS, "default", self.namespace, spec=spec)
         await self.client.create(BACKUP_STORAGE_LOCATIONS, location)
@@ -258,7 +259,3 @@ def _where(tasks: set[asyncio.Task[object]]) -> list[str]:
             frames = task.get_stack(limit=2)
             found.append(f"{task.get_name()}: {[f'{f.f_code.co_filename}:{f.f_lineno}' for f in frames]}")
     return found
-
-
-def _daemon_set() -> JsonDict:
-    return yaml.safe_load(_DAEMON_SET.read_text())

@@ -82,9 +82,7 @@ def test_it_waits_for_the_done_file_in_each_volume_and_removes_it(
         lambda: write_done_file(volumes / "scratch", "of-another-restore", "transfer"),
         lambda: write_done_file(volumes / "scratch", _UID, "transfer"),
     ]
-
     assert restore_helper.main([_UID], str(volumes)) == 0
-
     assert waits == []
     assert sorted(path.name for path in volumes.rglob("*")) == ["content", "data", "file", "scratch"]
     data, scratch = volumes / "data" / ".velero", volumes / "scratch" / ".velero"
@@ -106,9 +104,7 @@ def test_what_cannot_be_read_is_named(
     done = volumes / "data" / ".velero"
     waits += [lambda: None, lambda: done.parent.mkdir(parents=True), done.touch, done.unlink]
     waits += [lambda: write_done_file(done.parent, _UID, "transfer")]
-
     assert restore_helper.main([_UID], str(volumes)) == 0
-
     assert capsys.readouterr().err == (
         f"ERROR reading {volumes} directory: {volumes}: No such file or directory\n"
         f"ERROR looking filesystem restore done file {done}/{_UID}: {done}/{_UID}: Not a directory\n"
@@ -125,9 +121,7 @@ def test_links_are_removed_and_what_they_lead_to_stays(restored: Path, tmp_path:
     (restored / "scratch" / ".velero").rmdir()
     (restored / "scratch" / ".velero").symlink_to(kept)
     (restored / "elsewhere").symlink_to(kept)
-
     assert restore_helper.main([_UID], str(restored)) == 0
-
     assert sorted(path.name for path in restored.rglob("*")) == ["data", "elsewhere", "file", "scratch"]
     assert (kept / _UID).exists()
 
@@ -139,9 +133,7 @@ def test_a_done_file_that_cannot_be_removed_does_not_fail(
         raise PermissionError(1, "Operation not permitted", name)
 
     monkeypatch.setattr(os, "unlink", refuse)
-
     assert restore_helper.main([_UID], str(restored)) == 0
-
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == f"{_UID}: Operation not permitted"
     assert "Done cleanup .velero folder" not in printed
@@ -162,9 +154,7 @@ def test_a_full_volume_has_a_done_file_which_is_removed(tmp_path: Path, waits: l
         # Without room for the transfer's UID, another attempt writes all files again.
         assert not take_done_file(volume, _UID, "transfer")
         write_done_file(volume, _UID, "transfer")
-
         assert restore_helper.main([_UID], str(volumes)) == 0
-
         assert sorted(path.name for path in volume.iterdir()) == before
 
 

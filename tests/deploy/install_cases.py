@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from client.install.options import (
-    AgentOptions,
-    ContainerResources,
-    InstallOptions,
-    LocationOptions,
-    ProxyOptions,
-)
+from client.install.options import AgentOptions, ContainerResources, InstallOptions, LocationOptions, ProxyOptions
 
 _RESOURCES: Final = ContainerResources(cpu_request="1", memory_request="0", cpu_limit="2", memory_limit="1Gi")
 

@@ -15,13 +15,7 @@ import yaml
 from core.models.names import AGENT_LABELS
 from nodeagent.metrics import Metrics
 from tests.support.helm import Helm
-from tests.support.monitoring import (
-    MONITORING,
-    dashboard_queries,
-    metrics_in,
-    promtool,
-    rule_queries,
-)
+from tests.support.monitoring import MONITORING, dashboard_queries, metrics_in, promtool, rule_queries
 from tests.support.schemas import validate
 from tests.support.tools import tool
 from tools.monitoring import generate_monitoring

@@ -7,13 +7,7 @@ import yaml
 
 from client.install.manifests import build_everything, build_rule, in_scope, read_definitions
 from client.permissions import VERIFY_PERMISSIONS, installer_permissions
-from nodeagent.runtime.permissions import (
-    COPY_PERMISSIONS,
-    MOVER_PERMISSIONS,
-    Permission,
-    Scope,
-    agent_permissions,
-)
+from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, Scope, agent_permissions
 
 _ROOT = Path(__file__).parents[2]
 _AGENT_PERMISSIONS = agent_permissions("node-agent-config")

@@ -18,7 +18,6 @@ from core.kube.resources import (
 )
 from core.kube.types import NodeRequirement
 from core.models.base import parse_time
-from core.models.names import OWNER_UID_LABEL
 from core.models.phases import Interruption, InterruptionCause
 from exposer.causes import CauseFinder
 from exposer.csi_snapshot import CSISnapshotExposer
@@ -67,18 +66,6 @@ def assert_clean(scene: BackupScene) -> None:
     assert scene.world.violations == []
 
 
-async def test_a_snapshot_is_handed_over_and_exposed() -> None:
-    scene = BackupScene()
-    exposed = await expose(scene)
-    assert_exposed(scene)
-    assert exposed.pod["status"]["phase"] == "Running"
-    claim = only(scene, PERSISTENT_VOLUME_CLAIMS)
-    assert claim["spec"]["resources"]["requests"]["storage"] == "2Gi"
-    assert claim["spec"]["dataSource"]["name"] == "b1-q9txn"
-    assert only(scene, VOLUME_SNAPSHOT_CONTENTS)["spec"]["source"] == {"snapshotHandle": HANDLE}
-    assert only(scene, PODS)["metadata"]["labels"][OWNER_UID_LABEL] == scene.request.owner.uid
-
-
 async def test_cleanup_keeps_the_next_snapshot_of_the_same_name() -> None:
     """A client may create it as soon as the transfer is Completed, before the cleanup has finished."""
     scene = BackupScene()
@@ -116,12 +103,6 @@ async def test_a_cleanup_interrupted_at_any_request_continues(applied: bool) -> 
         assert_clean(scene)
 
 
-async def test_a_snapshot_that_is_not_ready_is_pending() -> None:
-    scene, text = BackupScene(ready=False), "VolumeSnapshot app/velero-data-lwkc4 is not ready yet"
-    assert await ensure(scene) == Pending("SnapshotNotReady", text)
-    assert EXPOSE_OBJECTS.isdisjoint(scene.world.names())
-
-
 @pytest.mark.parametrize(
     ("own", "taken"), [(True, False), (False, False), (True, True)], ids=["own", "another's", "snapshot taken"]
 )
@@ -138,8 +119,10 @@ async def test_the_error_of_the_content_is_the_reason_if_the_snapshot_reports_no
     error = {"error": {"message": "rpc error:\n quota exceeded"}}
     await scene.world.patch(VOLUME_SNAPSHOT_CONTENTS, SOURCE_CONTENT, status=error, spec=reference)
     found = await ensure(scene)
-    place = "VolumeSnapshot app/velero-data-lwkc4 is not ready"
-    assert found.message == (f"{place}: rpc error: quota exceeded" if own and not taken else f"{place} yet")
+    place, shown = "VolumeSnapshot app/velero-data-lwkc4 is not ready", own and not taken
+    assert found.reason == ("SnapshotError" if shown else "SnapshotNotReady")
+    assert found.message == (f"{place}: rpc error: quota exceeded" if shown else f"{place} yet")
+    assert EXPOSE_OBJECTS.isdisjoint(scene.world.names())
 
 
 @pytest.mark.parametrize(
@@ -203,25 +186,6 @@ async def test_a_backup_runs_where_rules_and_the_sources_zone_match() -> None:
     affinity = (await expose(scene)).pod["spec"]["affinity"]["nodeAffinity"]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term["matchExpressions"][:2] == [zone, pool]
-
-
-async def test_the_volume_is_deleted_before_the_snapshot() -> None:
-    """While the volume is being reclaimed, the cleanup is pending and names it."""
-    scene = BackupScene()
-    await expose(scene)
-    volume = only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]["volumeName"]
-    scene.world.reclaims = False
-    await scene.world.patch(PERSISTENT_VOLUMES, volume, status={"phase": "Failed", "message": "it is\nin use"})
-    for _ in range(4):
-        found = await scene.exposer().clean_up(scene.request)
-        await scene.world.settle()
-    left = scene.world.names()
-    scene.world.reclaims = True
-    await clean_up(scene)
-    text = f"PersistentVolume {volume} of the snapshot is being deleted: it is in use"
-    assert found == Pending("CleaningUp", text)
-    assert {"VolumeSnapshot velero/b1-q9txn", f"PersistentVolume /{volume}"} <= left
-    assert_clean(scene)
 
 
 async def test_a_source_content_that_stays_is_named_with_its_reason() -> None:
@@ -340,10 +304,12 @@ async def test_the_snapshot_is_deleted_after_the_volumes_of_all_attempts() -> No
     await expose(scene)
     await scene.world.settle()
     (first, second) = [one["metadata"]["name"] for one in scene.world.kube.objects(PERSISTENT_VOLUMES)]
-    for _ in range(3):
+    await scene.world.patch(PERSISTENT_VOLUMES, first, status={"phase": "Failed", "message": "it is\nin use"})
+    for _ in range(4):
         pending = await scene.exposer().clean_up(scene.request)
         await scene.world.settle()
-    assert pending == Pending("CleaningUp", f"PersistentVolume {first} of the snapshot is being deleted")
+    assert pending == Pending("CleaningUp", f"PersistentVolume {first} of the snapshot is being deleted: it is in use")
+    assert "VolumeSnapshot velero/b1-q9txn" in scene.world.names()
     assert scene.world.violations == []
     assert second in scene.world.disks
     scene.world.reclaims = True

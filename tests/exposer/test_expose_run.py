@@ -8,13 +8,7 @@ import pytest
 
 from core.errors import ExposeError
 from core.kube.client import KubeClient
-from core.kube.resources import (
-    PERSISTENT_VOLUME_CLAIMS,
-    PODS,
-    VOLUME_SNAPSHOT_CONTENTS,
-    VOLUME_SNAPSHOTS,
-    Resource,
-)
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS, Resource
 from core.kube.transport import Retry
 from core.models.names import ATTEMPT_LABEL, OWNER_UID_LABEL
 from exposer.expose_run import ExposeRun

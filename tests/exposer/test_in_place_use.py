@@ -114,10 +114,7 @@ async def test_two_restores_never_share_a_volume() -> None:
             id="still bound",
         ),
         pytest.param(
-            {"volumeMode": "Block"},
-            {},
-            "has volumeMode Block, and PVC app3/data has Filesystem",
-            id="of another mode",
+            {"volumeMode": "Block"}, {}, "has volumeMode Block, and PVC app3/data has Filesystem", id="of another mode"
         ),
         pytest.param(
             {"csi": None, "local": {"path": "/mnt"}},

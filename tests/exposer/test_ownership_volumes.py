@@ -332,8 +332,6 @@ async def test_a_recorded_volume_whose_pvc_others_have_deleted_is_not_left(*, co
         await client.delete(resource, "velero", name)
         await scene.world.settle()
     assert volume(scene, found["metadata"]["name"])["status"]["phase"] == "Released"
-
     await (collect(scene) if collected else clean_up(scene))
-
     assert scene.world.disks == set()
     assert scene.world.violations == []

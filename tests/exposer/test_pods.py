@@ -13,13 +13,7 @@ from core.models.transfer_settings import Compression, Exclusions
 from exposer.manifests import build_backup_claim
 from exposer.model import LocatedVolume, Owner
 from exposer.pod_manifest import Placement
-from exposer.pods import (
-    build_backup_pod,
-    build_init_pod,
-    build_pod_volume_pod,
-    build_restore_pod,
-    build_validation_pod,
-)
+from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod, build_validation_pod
 from exposer.settings import (
     BackupPVCSettings,
     CacheVolume,

@@ -79,11 +79,7 @@ def _recorded(name: str, index: int = 0) -> JsonDict:
     return job
 
 
-def _repository() -> BackupRepository:
-    return BackupRepository.parse(_recorded("backuprepository-two-entries"))
-
-
-OWNER: Final = Owner.of(_repository())
+OWNER: Final = Owner.of(BackupRepository.parse(_recorded("backuprepository-two-entries")))
 _KEY: Final = RepositoryKey("app1", "default")
 SPEC: Final = MaintainRepository(job=NAME, verify_blobs=100_000)
 

@@ -129,8 +129,7 @@ def _has_raw(value: object) -> bool:
 
 
 any_text: Final = st.one_of(
-    *(_texts(whole) for whole in (_OUTCOME, _LOSS, _SOURCE, _PROGRESS, _DOCUMENT)),
-    hostile_texts,
+    *(_texts(whole) for whole in (_OUTCOME, _LOSS, _SOURCE, _PROGRESS, _DOCUMENT)), hostile_texts
 )
 
 

@@ -106,10 +106,7 @@ null
 
 hostile_answers = st.one_of(
     st.sampled_from(
-        [
-            *_ANSWER_LINES.encode().split(b"\n"),
-            *(b"\xff\xfe\x00", b"[" * 100_000, b'{"a":' * 50_000, b" " * 1_000_000),
-        ]
+        [*_ANSWER_LINES.encode().split(b"\n"), *(b"\xff\xfe\x00", b"[" * 100_000, b'{"a":' * 50_000, b" " * 1_000_000)]
     ),
     st.binary(max_size=30),
     hostile.map(encode),

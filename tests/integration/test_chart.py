@@ -165,9 +165,7 @@ def _older(folder: Path) -> Path:
 def test_an_upgrade_brings_the_new_version_and_the_new_values(release: _Release, tmp_path: Path) -> None:
     release.run("install", chart=_older(tmp_path))
     changed = replace(release.options, image="registry.example.com/node-agent:next", volume_secrets=False)
-
     release.run("upgrade", options=changed)
-
     found = release.objects()
     upload = found["CustomResourceDefinition datauploads.velero.io"]
     role, daemonset = found[f"ClusterRole {release.namespace}-node-agent"], found["DaemonSet node-agent"]
@@ -188,10 +186,8 @@ def test_a_definition_that_is_newer_is_left_alone(release: _Release) -> None:
     schema["properties"]["spec"]["properties"]["targetVolume"]["properties"]["later"] = {"type": "string"}
     patch = {"spec": {"versions": stored["spec"]["versions"]}}
     newer = release.server.api.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
-
     said = release.run("upgrade")
     release.run("upgrade")
-
     assert "or they are newer: datadownloads.velero.io\n" in said
     assert release.server.api.request("GET", path)["spec"] == newer["spec"]
 
@@ -199,11 +195,9 @@ def test_a_definition_that_is_newer_is_left_alone(release: _Release) -> None:
 def test_definitions_of_others_are_left_alone(release: _Release) -> None:
     apply_crds(release.server.kubeconfig, _DEPLOY / "crds")
     before = release.versions()
-
     said = release.run("install")
     release.run("upgrade")
     release.uninstall()
-
     assert "Left alone" in said
     assert all(name in said for name in _OURS)
     assert release.versions() == before

@@ -44,7 +44,7 @@ async def test_a_deleted_class_costs_the_pod_only_its_priority(client: KubeClien
 
 async def test_the_clusters_default_class_is_what_a_mover_without_one_gets(client: KubeClient, namespace: str) -> None:
     name = f"default-{namespace}"
-    await client.create(PRIORITY_CLASSES, _class(name) | {"globalDefault": True, "value": 3})
+    await client.create(PRIORITY_CLASSES, build_object(PRIORITY_CLASSES, name, value=3, globalDefault=True))
     try:
         await _wait_admitted(client, namespace, name)
         created: JsonDict = await create_pod(client, _pod(namespace, "mover", "gone"))
@@ -63,9 +63,7 @@ async def test_check_config_finds_the_config_map_and_the_names_in_the_cluster(
     agent = _pod(namespace, "node-agent-x7k2p", "")
     agent["metadata"] |= {"labels": {"role": "node-agent"}, "annotations": {CONFIG_ANNOTATION: "abc"}}
     await client.create(PODS, agent | {"spec": agent["spec"] | {"nodeName": "node-1"}})
-
     code = await check_config(CheckRequest("", ClusterAccess(str(apiserver.kubeconfig), namespace=namespace)))
-
     assert code == 1
     assert capsys.readouterr().out.splitlines() == [
         'error: podLabels.a: expected a string, found the number 1 (did you mean "1"?)',
@@ -101,10 +99,6 @@ async def _wait_admitted(client: KubeClient, namespace: str, priority_class: str
                 await asyncio.sleep(0.05)
             else:
                 return
-
-
-def _class(name: str) -> JsonDict:
-    return build_object(PRIORITY_CLASSES, name, value=10)
 
 
 def _pod(namespace: str, name: str, priority_class: str) -> JsonDict:

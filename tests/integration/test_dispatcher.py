@@ -1,7 +1,7 @@
 """Lease, admission ledger and dispatcher against a real API server: its validation, conflicts and pruning."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
@@ -21,6 +21,7 @@ from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.dispatching import ScriptedKind, agent_pod
 from tests.nodeagent.support.transfers import data_upload
 from tests.support.objects import JsonDict
+from tests.support.tasks import until
 
 pytestmark = pytest.mark.integration
 
@@ -49,12 +50,6 @@ async def agent(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.02)
-
-
 async def create_transfers(client: KubeClient, namespace: str, count: int) -> None:
     for number in range(count):
         transfer = data_upload(f"du-{number}")
@@ -78,7 +73,7 @@ async def phases(client: KubeClient, namespace: str) -> list[str]:
 
 async def test_the_lease_is_acquired_renewed_and_released(client: KubeClient, namespace: str) -> None:
     async with agent(client, namespace, "one", 15.0) as one:
-        await until(lambda: one.may_write)
+        await until(lambda: one.may_write, seconds=_SECONDS)
         async with agent(client, namespace, "two", 15.0) as two:
             lease: JsonDict = await client.get(LEASES, namespace, DISPATCHER_LEASE)
             async with asyncio.timeout(_SECONDS):
@@ -91,7 +86,7 @@ async def test_the_lease_is_acquired_renewed_and_released(client: KubeClient, na
             await asyncio.wait({stop_one})
             # Released, it does not have to expire.
             assert (await client.get(LEASES, namespace, DISPATCHER_LEASE))["spec"].get("holderIdentity") != "one"
-            await until(lambda: two.may_write)
+            await until(lambda: two.may_write, seconds=_SECONDS)
     lease = await client.get(LEASES, namespace, DISPATCHER_LEASE)
     assert not lease["spec"].get("holderIdentity")
     assert lease["spec"]["leaseTransitions"] == 1
@@ -107,7 +102,7 @@ async def test_transfers_are_admitted_within_the_limit_over_a_change_of_leaders(
             while (await phases(client, namespace)).count("Accepted") < 2:
                 await asyncio.sleep(0.1)
     async with agent(client, namespace, "two") as two:
-        await until(lambda: two.may_write)
+        await until(lambda: two.may_write, seconds=_SECONDS)
         await asyncio.sleep(2)
         assert (await phases(client, namespace)).count("Accepted") == 2
         await client.patch(DATA_UPLOADS, namespace, "du-0", {"status": {"phase": "Completed"}})
@@ -127,7 +122,7 @@ async def test_transfers_are_admitted_within_the_limit_over_a_change_of_leaders(
 async def test_a_missing_lease_or_ledger_is_recreated(client: KubeClient, namespace: str) -> None:
     await create_agent_pod(client, namespace)
     async with agent(client, namespace, "one") as one:
-        await until(lambda: one.may_write)
+        await until(lambda: one.may_write, seconds=_SECONDS)
         await create_transfers(client, namespace, 1)
         async with asyncio.timeout(_SECONDS):
             while await phases(client, namespace) != ["Accepted"]:

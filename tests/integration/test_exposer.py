@@ -122,7 +122,6 @@ def test_baseline_rejects_folders_of_the_node_and_nothing_else(
 ) -> None:
     with pytest.raises(ApiError, match='violates PodSecurity "baseline:latest": ') as caught:
         _create(apiserver, spaces["baseline"], pod)
-
     found = str(caught.value).partition('"baseline:latest": ')[2]
     assert found.startswith("hostPath volumes")
     assert not any(other in found for other in ("capabilities", "seccomp", "host namespaces", "privileged"))
@@ -133,7 +132,6 @@ async def test_every_golden_manifest_is_accepted(apiserver: ApiServer, namespace
         apiserver.create_account(namespace, account)
     await client.create(PRIORITY_CLASSES, build_object(PRIORITY_CLASSES, "data-mover-low", value=10))
     accepted = 0
-
     for path in sorted(_GOLDEN.rglob("*.json")):
         if path.parent.name == "cli":
             # What commands print.
@@ -143,7 +141,6 @@ async def test_every_golden_manifest_is_accepted(apiserver: ApiServer, namespace
             answer = _create(apiserver, namespace, manifest)
             assert answer.get("spec", {}).keys() >= manifest.get("spec", {}).keys(), path.name
             accepted += 1
-
     assert accepted >= 80
 
 

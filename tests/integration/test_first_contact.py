@@ -214,7 +214,6 @@ async def test_the_optional_role_lets_the_agent_copy_and_delete_what_a_volume_ne
         installed.api.create(resource, build_object(resource, name, namespace, metadata=meta) | content)
     owner = Owner("velero.io/v2alpha1", "DataUpload", "velero", name, f"uid-of-{namespace}")
     plan = CopyPlan(owner, namespace, (f"Secret/{name}", f"ConfigMap/{name}"))
-
     async with _acting_as(installed, "node-agent", tmp_path) as client:
         with pytest.raises(ExposeError, match=f"^no permission to get secrets in namespace {namespace}, to copy"):
             await check_copies(client, plan)

@@ -193,13 +193,6 @@ def test_a_priority_class_that_does_not_exist_is_a_note(installer: Installer) ->
     assert f"kubectl -n {installer.namespace} create serviceaccount mine\n" in done.err
 
 
-def test_definitions_alone(installer: Installer) -> None:
-    done = installer.run("--crds-only", "--bucket=-x")
-    assert done.code == 0, done.err
-    assert len(done.out.splitlines()) == len(read_definitions())
-    assert installer.get(NAMESPACES, installer.namespace) is None
-
-
 def test_an_invalid_object_is_found_before_anything_is_applied(installer: Installer) -> None:
     installer.create(NAMESPACES, installer.namespace)
     versions = installer.versions(_standard(installer))

@@ -7,7 +7,7 @@ import pytest
 
 from client.install.apply import find_lacking
 from client.install.manifests import read_definitions
-from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, DAEMON_SETS
+from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, DAEMON_SETS, NAMESPACES
 from tests.integration.installer import ALONE, Installer
 from tests.support.apiserver import ApiServer, run_apiserver
 from tests.testbed.processes import wait_for
@@ -57,8 +57,10 @@ _OURS = {"app.kubernetes.io/part-of": "node-agent"}
 def test_a_definition_of_ours_that_is_older_is_updated(installer: Installer) -> None:
     name = "podvolumebackups.velero.io"
     before = installer.change(CUSTOM_RESOURCE_DEFINITIONS, name, {"metadata": {"labels": _OURS}})
-    done = installer.run("--crds-only")
+    done = installer.run("--crds-only", "--bucket=-x")
     assert f"CustomResourceDefinition {name}: configured\n" in done.out
+    assert {line.split()[0] for line in done.out.splitlines()} == {"CustomResourceDefinition"}
+    assert installer.get(NAMESPACES, installer.namespace) is None
     after = installer.get(CUSTOM_RESOURCE_DEFINITIONS, name) or {}
     assert find_lacking(after, before)
     assert not find_lacking(before, after)

@@ -136,12 +136,3 @@ def test_a_namespace_of_the_user_needs_permissions_in_it_alone(installer: Instal
     done = installer.run(f"--storage-class={agents}", f"--namespace-for-test={space}", command="preflight")
     assert done.code == 2
     assert f"permissions missing: get,list,create,delete pods in namespace {space}: docs/permissions.md" in done.err
-
-
-@pytest.mark.parametrize("size", ["lots", "1Mi"])
-def test_a_wrong_size_is_one_line(installer: Installer, size: str) -> None:
-    done = installer.run(f"--size={size}", command="preflight")
-    assert done.code == 2
-    assert (
-        done.err == f'error: --size: "{size}" is not allowed: expected a quantity such as 64Mi or 1Gi, at least 2Mi\n'
-    )

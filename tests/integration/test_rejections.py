@@ -193,7 +193,6 @@ async def test_every_rejection_is_reported_and_only_permanent_ones_fail(apiserve
     spaces = {name: apiserver.create_namespace() for name in _CASES}
     for name, case in _CASES.items():
         _prepare(apiserver.api, spaces[name], case)
-
     phases = {}
     async with AsyncExitStack() as stack:
         clients = {
@@ -206,6 +205,5 @@ async def test_every_rejection_is_reported_and_only_permanent_ones_fail(apiserve
         for name, client in clients.items():
             transfer = await client.get(POD_VOLUME_BACKUPS, spaces[name], "transfer")
             phases[name] = (transfer.get("status") or {}).get("phase", "New")
-
     ended = {"object-denied": "Failed", "object-invalid": "Failed", "no-node-agent": "New"}
     assert phases == dict.fromkeys(_CASES, "Accepted") | ended

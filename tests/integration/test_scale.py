@@ -28,9 +28,7 @@ def doors(apiserver: ApiServer, tmp_path: Path) -> Doors:
 @pytest.mark.thorough
 async def test_limits_are_kept_while_leaders_die_and_come_back(doors: Doors) -> None:
     effort = Effort(agents=5, transfers=100, mover_seconds=0.5, queue_length=20)
-
     result = await measure_leaders(doors, "scale", effort, disturbs=[kill_leader, pause_leader], log=lambda _: None)
-
     assert result.verdict.violations == []
     assert result.verdict.final_phases == {"Completed": 100}
     # Otherwise the limits were never put to the test.

@@ -21,9 +21,7 @@ from core.kube.resources import (
     NAMESPACES,
     PODS,
     PRIORITY_CLASSES,
-    ROLES,
     SECRETS,
-    SERVICE_ACCOUNTS,
 )
 from core.version import VERSION
 from tests.integration.installer import ALL_FLAGS, ALONE, Installer
@@ -135,15 +133,6 @@ def test_it_asks(
     done = installer.run(command="uninstall")
     assert done.code == code, done.err
     assert (installer.get(DAEMON_SETS, "node-agent") is not None) is is_left
-
-
-def test_what_others_have_created_is_not_touched(installer: Installer) -> None:
-    installer.create(NAMESPACES, installer.namespace)
-    installer.create(SERVICE_ACCOUNTS, "node-agent")
-    installer.create(ROLES, "node-agent")
-    done = installer.run("--yes", command="uninstall")
-    assert "there is no installation of ours" in done.err
-    assert installer.get(SERVICE_ACCOUNTS, "node-agent") is not None
 
 
 def test_a_release_of_helm_is_left_to_helm(installer: Installer) -> None:

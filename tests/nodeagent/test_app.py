@@ -61,7 +61,6 @@ async def test_an_edit_reaches_slots_status_metrics_and_the_agents_pod() -> None
         assert _slots(agent) == "2.0"
         rules = [{"nodeSelector": {"matchLabels": {"pool": "backup"}}, "number": 7}]
         await _edit(kube, {"loadConcurrency": {"perNodeConfig": rules}, "priorityClassName": "low"})
-
         config = agent.report()["config"]
         assert _slots(agent) == "7.0"
         assert (config["valid"], config["priorityClassName"]) == (True, "low")
@@ -69,7 +68,6 @@ async def test_an_edit_reaches_slots_status_metrics_and_the_agents_pod() -> None
         announced = {CONFIG_ANNOTATION: config["hash"], FEATURES_ANNOTATION: f"{RESTORE_IN_PLACE} {BLOCK_DATA_MOVER}"}
         assert pod["metadata"]["annotations"] == announced
         assert [event["reason"] for event in kube.objects(EVENTS)] == ["ConfigActivated"]
-
         await _edit(kube, {"loadConcurrency": {"globalConfig": -1}})
         assert _slots(agent) == "7.0"
         rejected = agent.report()["config"]

@@ -18,7 +18,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
-from core.kube.transport import Request, Response, Retry, Transport
+from core.kube.transport import Request, Response, Retry
 from core.models.phases import FINAL_PHASES
 from exposer.template import AgentTemplate
 from nodeagent.app import Agent, build_agent
@@ -32,10 +32,10 @@ from tests.nodeagent.support.transfers import NAMESPACE, NODE, TRANSFERS
 from tests.support.clock import LoopClock
 from tests.support.golden import assert_golden_text
 from tests.support.tasks import running
+from tests.support.transports import Around
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from contextlib import AbstractAsyncContextManager
 
     from core.models.base import JsonDict
 
@@ -84,22 +84,15 @@ _ENDS = {
 
 
 @dataclass
-class _Recorder(Transport):
+class _Recorder(Around):
     """Keeps what the agent writes, one line for each request."""
 
-    inner: Transport
     lines: list[str] = field(default_factory=list)
 
     async def request(self, request: Request) -> Response:
         if request.method != "GET" and not any(part in request.path for part in _LEFT_OUT):
             self.lines.append(_describe(request))
         return await self.inner.request(request)
-
-    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        return self.inner.stream(request)
-
-    async def close(self) -> None:
-        pass
 
 
 def _describe(request: Request) -> str:

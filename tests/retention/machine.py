@@ -120,11 +120,7 @@ class RetentionMachine(RuleBasedStateMachine):
         self.wait(24)
 
     @rule(
-        claims=_CLAIMS,
-        phases=st.tuples(_PHASES, _PHASES, _PHASES),
-        location=_LOCATIONS,
-        ttl=_TTLS,
-        schedule=_SCHEDULES,
+        claims=_CLAIMS, phases=st.tuples(_PHASES, _PHASES, _PHASES), location=_LOCATIONS, ttl=_TTLS, schedule=_SCHEDULES
     )
     def back_up(self, claims: Sequence[str], phases: Sequence[str], location: str, ttl: int, schedule: str) -> None:
         """Make a backup; one of a schedule with a policy has a time to live only if it is long."""

@@ -49,11 +49,7 @@ class Store:
 
     def add(self, resource: Resource, obj: JsonDict) -> JsonDict:
         """Store a new object, with defaults in its metadata."""
-        meta = {
-            "uid": str(uuid.uuid4()),
-            "creationTimestamp": format_time(self.clock.now()),
-            **obj["metadata"],
-        }
+        meta = {"uid": str(uuid.uuid4()), "creationTimestamp": format_time(self.clock.now()), **obj["metadata"]}
         return self._write(resource, None, obj | {"metadata": meta})
 
     def replace(self, resource: Resource, before: JsonDict, after: JsonDict) -> JsonDict:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.testbed.demonstration import fill, survey
 from tests.testbed.demonstration.compare import Survey, compare
-from tests.testbed.demonstration.timeline import Timeline, format_size
+from tests.testbed.demonstration.timeline import Timeline
 
 pytestmark = pytest.mark.processes
 
@@ -93,16 +93,3 @@ def test_progress_has_rate_and_eta() -> None:
     assert [reading.done_bytes for reading in timeline.readings] == [10 << 20, 50 << 20]
     assert timeline.readings[1].rate == (20 << 20)
     assert timeline.readings[1].eta_seconds == 2.5
-
-
-def test_eta_is_unknown_while_the_total_is() -> None:
-    timeline = Timeline()
-    timeline.take(_version("InProgress"), 0.0)
-    assert "ETA   ? s" in timeline.take(_version("InProgress", 1000), 1.0)
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "expected"), [(999, "999 B"), (2048, "2 KiB"), (5 << 20, "5 MiB"), (3 << 29, "1.50 GiB")]
-)
-def test_size_is_written_in_its_unit(size_bytes: int, expected: str) -> None:
-    assert format_size(size_bytes) == expected

@@ -77,7 +77,6 @@ def test_folder_of_the_kubelet_is_one_shared_mount_and_the_machine_keeps_its_own
 ) -> None:
     """containerd looks a path up among all mounts, hidden ones too, and may find one that is not shared."""
     ((mountpoint, propagated),) = _prepare(mounts, propagation, tmp_path)
-
     assert mountpoint == ("/var/lib/elsewhere" if "elsewhere" in mounts else _KUBELET)
     assert propagated.startswith("shared:")
     assert _mounts(tmp_path / "before") == _mounts(tmp_path / "after")

@@ -109,14 +109,12 @@ def test_each_agent_restores_what_the_other_has_backed_up(velero: VeleroInstalla
     digest = app.start(moves=moves)
     velero.back_up(theirs, app.space, moves=moves)
     velero.expect(BACKUPS, theirs, "Completed")
-
     velero.use_ours()
     app.lose()
     velero.restore(f"{theirs}-restored", theirs)
     assert app.digest() == digest
     velero.back_up(our, app.space, moves=moves)
     velero.expect(BACKUPS, our, "Completed")
-
     velero.use_velero()
     app.lose()
     velero.restore(f"{our}-restored", our)

@@ -16,6 +16,7 @@ from core.kube.transport import Request, Response
 from tests.client.support.backup_scene import BackupScene
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.support.objects import JsonDict
+from tests.support.tasks import interrupt
 
 _DATA, _FILES, _LOOSE = (ClaimName("app", name) for name in ("data", "files", "loose"))
 
@@ -336,9 +337,5 @@ async def test_the_snapshot_of_a_transfer_that_was_created_without_an_answer_sta
 
 async def test_an_interruption_lets_the_creation_finish() -> None:
     scene, volumes = await _planned()
-    task = asyncio.create_task(start_backup(scene.tools, volumes))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await interrupt(start_backup(scene.tools, volumes), asyncio.sleep(0))
     assert len(scene.made) == 5

@@ -6,6 +6,7 @@ import tarfile
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -180,15 +181,19 @@ def test_a_pod_that_cannot_send_the_rest_says_why(shell: _Shell, kube: FilesKube
     assert kube.objects(JOBS) == []
 
 
-def test_after_a_broken_connection_the_job_is_deleted(
-    shell: _Shell, kube: FilesKube, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("gone", [False, True], ids=["the pod has ended", "the API server is gone"])
+def test_after_a_broken_connection_the_job_is_deleted_and_the_first_error_is_shown(
+    shell: _Shell, kube: FilesKube, monkeypatch: pytest.MonkeyPatch, *, gone: bool
 ) -> None:
     monkeypatch.setattr(files, "_END", timedelta(milliseconds=1))
+    if gone:
+        monkeypatch.setattr(files, "check_end", AsyncMock(side_effect=UnreachableError("the API server is gone")))
     kube.send(DIRECTORY, pack(first=b"1" * 9000))
     kube.played = kube.played[:4]
     done = shell.run("cp", "night:data/etc", "new")
     assert done.code == 1
     assert "the connection ended before the process did" in done.err
+    assert "is gone" not in done.err
     assert list(Path("new").iterdir()) == []
     assert kube.objects(JOBS) == []
 
@@ -250,21 +255,6 @@ def test_a_connection_may_end_before_the_result_arrives(
     assert (done.code, "bytes arrived" in done.err) == (int(not complete), not complete), done.err
     assert not complete or Path("new/first").read_bytes() == b"1" * 9000
     assert kube.objects(JOBS) == []
-
-
-def test_the_first_error_is_shown_when_the_pod_cannot_be_asked_for_its_cause(
-    shell: _Shell, kube: FilesKube, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fail(*_: object) -> None:
-        raise UnreachableError("the API server is gone")
-
-    monkeypatch.setattr(files, "check_end", fail)
-    kube.send(DIRECTORY, pack(first=b"1" * 9000))
-    kube.played = kube.played[:4]
-    done = shell.run("cp", "night:data/etc", "new")
-    assert done.code == 1
-    assert "the connection ended before the process did" in done.err
-    assert "is gone" not in done.err
 
 
 @pytest.mark.parametrize("seen", ["before", "then"])

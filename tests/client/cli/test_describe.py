@@ -12,7 +12,7 @@ from client.status.describe import TransferDetails
 from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import ATTEMPTS_ANNOTATION, BANDWIDTH_ANNOTATION, BASE_SNAPSHOT_LABEL, OWNER_UID_LABEL
-from tests.client.support.commands import Shell, open_shell
+from tests.client.support.commands import Shell
 from tests.client.support.status_scene import StatusScene, transfer
 from tests.nodeagent.support.transfers import mover_pod
 from tests.support.golden import assert_golden, assert_golden_text
@@ -46,11 +46,6 @@ def scene() -> StatusScene:
     moved = {"type": "Normal", "reason": "Data-Path-Progress", "message": said, "count": 7}
     scene.put("Event", "p", "v1", **moved, **about)
     return scene
-
-
-@pytest.fixture
-def shell(scene: StatusScene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    return open_shell(scene.kube, capsys, monkeypatch)
 
 
 def test_everything_about_a_transfer(shell: Shell) -> None:

@@ -91,6 +91,8 @@ backup verify night --restore --percent 10
 backup verify night --timeout 0
 describe dux/long
 describe long
+preflight --size=lots
+preflight --size=1Mi
 restore create
 restore create --from-backup a --from-snapshot b
 restore create --from-backup night --cluster u

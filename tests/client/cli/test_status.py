@@ -12,24 +12,12 @@ from client.cli.status import summarize
 from client.status.records import ClusterSnapshot, Unread, UnreadPart
 from client.status.view import StatusView
 from core.models.backups import HeldBackup
-from tests.client.support.commands import Shell, assert_document, open_shell
+from tests.client.support.commands import Shell, assert_document
 from tests.client.support.status_scene import StatusScene, transfer
 from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.maintenance_scene import repository_object
 from tests.support.clock import LoopClock
 from tests.support.golden import assert_golden_text
-
-
-@pytest.fixture
-def scene() -> StatusScene:
-    scene = StatusScene()
-    scene.put_transfers()
-    return scene
-
-
-@pytest.fixture
-def shell(scene: StatusScene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    return open_shell(scene.kube, capsys, monkeypatch)
 
 
 def _break(scene: StatusScene) -> None:

@@ -8,23 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.support.commands import Shell, open_shell
-from tests.client.support.status_scene import StatusScene
+from tests.client.support.commands import Shell
 
 
-@pytest.fixture
-def scene() -> StatusScene:
-    scene = StatusScene()
-    scene.put_transfers()
-    return scene
-
-
-@pytest.fixture
-def shell(
-    scene: StatusScene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Shell:
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    return open_shell(scene.kube, capsys, monkeypatch)
 
 
 def test_an_archive_has_the_name_of_namespace_and_time_and_is_for_its_owner(shell: Shell) -> None:

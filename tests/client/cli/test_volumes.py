@@ -8,7 +8,7 @@ import pytest
 
 from client.permissions import VOLUMES_PERMISSIONS
 from nodeagent.coverage.states import Coverage
-from tests.client.support.commands import Shell, open_shell
+from tests.client.support.commands import Shell
 from tests.client.support.status_scene import StatusScene
 from tests.client.support.volumes_scene import a_backup, volumes_scene
 from tests.nodeagent.support.hand_clock import NOON
@@ -20,11 +20,6 @@ from tests.support.golden import assert_golden, assert_golden_text
 @pytest.fixture
 def scene() -> StatusScene:
     return volumes_scene()
-
-
-@pytest.fixture
-def shell(scene: StatusScene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    return open_shell(scene.kube, capsys, monkeypatch)
 
 
 def test_a_new_user_sees_which_volumes_are_not_protected_and_why(scene: StatusScene, shell: Shell) -> None:

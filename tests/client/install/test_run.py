@@ -12,7 +12,7 @@ from client.session import Session
 from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.transport import Retry
-from tests.nodeagent.support.hand_clock import HandClock
+from tests.nodeagent.support.hand_clock import FreeClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
 
@@ -22,18 +22,11 @@ _ENDED = {"terminated": {"exitCode": 2, "message": "INFO starting\nerror: permis
 _KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
 
 
-class _Clock(HandClock):
-    """Time passes only during a sleep."""
-
-    async def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
-
-
 @dataclass
 class _Scene:
     """A DaemonSet and a location that were just applied."""
 
-    kube: FakeKube = field(default_factory=lambda: FakeKube(HandClock()))
+    kube: FakeKube = field(default_factory=lambda: FakeKube(FreeClock()))
     shown: list[str] = field(default_factory=list)
 
     def put(self, kind: str, version: str, name: str, **more: Any) -> JsonDict:
@@ -63,9 +56,9 @@ class _Scene:
         self.put("Event", "v1", f"e-{reason}", type="Warning", reason=reason, message=message, involvedObject=involved)
 
     async def wait(self, *stored: JsonDict, result: ApplyResult = ApplyResult.UNCHANGED, seconds: float = 1.5) -> None:
-        client = KubeClient(self.kube, Retry(_Clock(), attempts=1))
+        client = KubeClient(self.kube, Retry(FreeClock(), attempts=1))
         applied, timeout = [Applied(one, result) for one in stored], timedelta(seconds=seconds)
-        session = Session(client, _Clock(), "velero", lambda _: None, self.shown.append)
+        session = Session(client, FreeClock(), "velero", lambda _: None, self.shown.append)
         await wait_installation(session, applied, timeout)
 
 

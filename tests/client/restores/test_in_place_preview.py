@@ -21,6 +21,7 @@ from core.models.transfer_settings import InPlace, InPlacePlan, PlannedEntries
 from tests.client.support.in_place_scene import InPlaceScene
 from tests.client.support.restore_scene import DATA, Send, saved
 from tests.support.objects import JsonDict
+from tests.support.tasks import interrupt, until
 
 pytestmark = pytest.mark.looptime
 
@@ -122,12 +123,7 @@ async def test_without_a_plan_everything_is_as_it_was(plan: InPlacePlan | None, 
 
 async def test_an_interruption_removes_everything(scene: InPlaceScene) -> None:
     scene.ending = False
-    task = asyncio.create_task(Command(scene).run(), name="command")
-    while not scene.kube.objects(JOBS):
-        await asyncio.sleep(0.1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await interrupt(Command(scene).run(), until(lambda: bool(scene.kube.objects(JOBS))))
     assert_untouched(scene)
 
 

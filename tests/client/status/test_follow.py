@@ -20,13 +20,6 @@ pytestmark = pytest.mark.looptime
 _DEADLINE_SECONDS = 60.0
 
 
-@pytest.fixture
-def scene() -> StatusScene:
-    scene = StatusScene()
-    scene.put_transfers()
-    return scene
-
-
 async def _run(scene: StatusScene, work: Callable[[StatusFollower], Coroutine[Any, Any, None]]) -> None:
     follower = StatusFollower(scene.client, "velero", scene.reader, LoopClock())
     async with asyncio.timeout(_DEADLINE_SECONDS):

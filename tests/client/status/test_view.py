@@ -17,13 +17,6 @@ from tests.nodeagent.support.hand_clock import NOON
 _MIB = 2**20
 
 
-@pytest.fixture
-def scene() -> StatusScene:
-    scene = StatusScene()
-    scene.put_transfers()
-    return scene
-
-
 async def _view(scene: StatusScene) -> StatusView:
     return build_view(await scene.reader.read())
 

@@ -26,13 +26,6 @@ _PATHS = [
 ]
 
 
-@pytest.fixture
-def scene() -> StatusScene:
-    scene = StatusScene()
-    scene.put_transfers()
-    return scene
-
-
 async def test_the_page_of_a_transfer_says_to_what_its_bandwidth_is_limited(scene: StatusScene) -> None:
     for name, limits in (("limited", '{"downloadBytesPerSecond": 10485760}'), ("free", "{}")):
         raw = transfer("DataDownload", name, "InProgress")

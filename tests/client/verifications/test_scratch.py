@@ -16,6 +16,7 @@ from core.models.base import JsonDict, format_time
 from tests.client.support.restore_scene import DATA, saved
 from tests.client.support.verification_scene import VerificationScene, failed
 from tests.support.clock import NOON, LoopClock
+from tests.support.tasks import interrupt, until
 
 pytestmark = pytest.mark.looptime
 
@@ -77,12 +78,7 @@ async def test_a_restore_that_fails_is_a_failed_verification_only_if_data_is_dam
 
 async def test_an_interruption_removes_everything() -> None:
     scene = VerificationScene(restored="")
-    task = asyncio.create_task(scene.run(restore=True), name="command")
-    while not (scene.jobs and scene.base.downloads):
-        await asyncio.sleep(0.1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await interrupt(scene.run(restore=True), until(lambda: bool(scene.jobs and scene.base.downloads)))
     assert (_left(scene), scene.outcomes, scene.base.notes) == ([], {}, [])
 
 
@@ -163,12 +159,7 @@ async def test_what_cannot_be_listed_stays_and_is_noted(scene: VerificationScene
 
 async def test_an_interruption_of_the_removal_loses_no_result(scene: VerificationScene) -> None:
     scene.on_job = lambda: _hold_claims(scene)
-    task = asyncio.create_task(scene.run(restore=True), name="command")
-    while not any("removing the scratch volume" in one for one in scene.progress):
-        await asyncio.sleep(0.1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await interrupt(scene.run(restore=True), until(lambda: "removing the scratch volume" in str(scene.progress)))
     assert scene.outcomes == {"night-data": "passed"}
 
 

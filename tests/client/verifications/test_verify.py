@@ -1,6 +1,5 @@
 """A verification by reading back: a Job for each repository, and what is recorded of its results."""
 
-import asyncio
 import itertools
 
 import pytest
@@ -11,6 +10,7 @@ from core.kube.resources import DATA_UPLOADS
 from core.models.verification import Verification, VerificationOutcome, VerifiedSnapshot
 from tests.client.support.verification_scene import VerificationScene, failed, passed
 from tests.support.clock import NOON
+from tests.support.tasks import interrupt, until
 
 pytestmark = pytest.mark.looptime
 
@@ -117,12 +117,7 @@ async def test_what_a_job_had_found_out_before_it_ended_or_took_too_long_is_kept
 
 async def test_an_interrupted_command_records_what_its_job_had_found_out() -> None:
     scene = _join(VerificationScene(slow={"app-default-kopia"}, logged=1))
-    task = asyncio.create_task(scene.run(), name="command")
-    while not scene.seen:
-        await asyncio.sleep(0.1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await interrupt(scene.run(), until(lambda: bool(scene.seen)))
     assert (scene.outcomes, scene.jobs) == ({"night-data": "passed"}, [])
 
 

@@ -98,12 +98,7 @@ def test_reference_of_a_dict_and_of_a_model_agree() -> None:
     reference = ObjectRef.of(obj)
     assert reference == ObjectRef.of(BackupRepository.parse(obj))
     assert reference == ObjectRef(
-        api_version="velero.io/v1",
-        kind="BackupRepository",
-        namespace="velero",
-        name="r",
-        uid="u",
-        resource_version="3",
+        api_version="velero.io/v1", kind="BackupRepository", namespace="velero", name="r", uid="u", resource_version="3"
     )
 
 

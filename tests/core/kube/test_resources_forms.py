@@ -37,10 +37,6 @@ def test_every_kind_requires_the_identity_of_a_stored_object(resource: Resource)
             check_form(resource, whole | {"metadata": meta})
 
 
-def ended(exit_code: int) -> JsonDict:
-    return {"terminated": {"exitCode": exit_code}}
-
-
 @pytest.mark.parametrize(
     ("fields", "fault"),
     [
@@ -51,7 +47,7 @@ def ended(exit_code: int) -> JsonDict:
         (
             {
                 "spec": {},
-                "status": {"containerStatuses": [{"name": "m", "state": ended(2**40)}]},
+                "status": {"containerStatuses": [{"name": "", "state": {"terminated": {"exitCode": 2**40}}}]},
             },
             "exitCode: Expected `int` <= 2147483647",
         ),

@@ -82,8 +82,7 @@ async def test_the_last_checkpoint_of_each_earlier_attempt_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "attempt",
-    [None, BackupAttempt("u", 1, _says(True), _check), replace(_ATTEMPT, is_alone=_says(False))],
+    "attempt", [None, BackupAttempt("u", 1, _says(True), _check), replace(_ATTEMPT, is_alone=_says(False))]
 )
 async def test_all_are_removed_without_a_start_or_beside_another_transfer(attempt: BackupAttempt | None) -> None:
     kopia = _Lister(_CHECKPOINTS)

@@ -20,6 +20,7 @@ from tests.datamover.support.data_paths import back_up_volume, backup_data_path
 from tests.datamover.support.mounts import mounted, mounted_folding
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
+from tests.support.tasks import interrupt
 
 pytestmark = pytest.mark.processes
 
@@ -222,11 +223,7 @@ async def test_a_late_cancel_leaves_no_snapshot(
         await never.wait()
 
     volume = _fill(tmp_path / "volume", b"\xff")
-    running = asyncio.create_task(back_up_volume(mover_repository, volume, backup_data_path(warn)))
-    await warned.wait()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await interrupt(back_up_volume(mover_repository, volume, backup_data_path(warn)), warned.wait())
     assert kopia.snapshots() == []
 
 

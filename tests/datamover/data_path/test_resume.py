@@ -1,6 +1,5 @@
 """A restore that is killed and continued equals an uninterrupted one, whatever happened to the target meanwhile."""
 
-import asyncio
 import errno
 import json
 import os
@@ -34,6 +33,7 @@ from tests.datamover.support.resuming import (
     restore_all,
 )
 from tests.datamover.support.thorough import KILLS, TIMEOUT_SECONDS
+from tests.support.tasks import until
 
 pytestmark = pytest.mark.processes
 
@@ -85,9 +85,7 @@ def _end_after(monkeypatch: pytest.MonkeyPatch, condition: Callable[[], bool]) -
 
     async def restore_and_wait(*arguments: Any) -> None:
         await restore_parts(*arguments)
-        async with asyncio.timeout(60):
-            while not condition():
-                await asyncio.sleep(0.005)
+        await until(condition, seconds=60, every=0.005)
 
     monkeypatch.setattr(PartRestorer, "restore", restore_and_wait)
 

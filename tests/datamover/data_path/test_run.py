@@ -28,6 +28,7 @@ from datamover.kopia.stalls import Reachability, StallLimits, Watchdog
 from datamover.runtime.work_dir import WorkDir
 from tests.datamover.support.data_paths import build_data_path
 from tests.support.clock import LoopClock
+from tests.support.tasks import interrupt
 
 pytestmark = pytest.mark.processes
 
@@ -112,11 +113,7 @@ async def test_activity_during_the_probe_ends_the_stall() -> None:
         return _UNREACHABLE
 
     data_path = DataPath(meter, Watchdog(LoopClock(), warn, probe))
-    running = asyncio.create_task(data_path.run(_HangingKopia(), "back up /volume"))
-    await asyncio.sleep(1000)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await interrupt(data_path.run(_HangingKopia(), "back up /volume"), asyncio.sleep(1000))
     assert probed.is_set()
     warn.assert_not_awaited()
 

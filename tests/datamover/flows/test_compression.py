@@ -82,10 +82,7 @@ def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
 @pytest.mark.sample("-True-snapshot data", "none-False-pod volumes")
 @pytest.mark.parametrize(
     ("backup", "restore", "key"),
-    [
-        ("DataUpload", "DataDownload", "dataMoverConfig"),
-        ("PodVolumeBackup", "PodVolumeRestore", "uploaderSettings"),
-    ],
+    [("DataUpload", "DataDownload", "dataMoverConfig"), ("PodVolumeBackup", "PodVolumeRestore", "uploaderSettings")],
     ids=["snapshot data", "pod volumes"],
 )
 @pytest.mark.parametrize(("setting", "shrunk"), [("", True), ("none", False)])

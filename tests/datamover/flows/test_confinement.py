@@ -72,9 +72,7 @@ class _Trial:
 
 @pytest.fixture(params=[*MEANS, UNCONFINED])
 def trial(
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    record_property: Callable[[str, object], None],
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> _Trial:
     """Each means of confinement, and none: an attack that fails without it would show nothing."""
     if request.param == UNCONFINED:

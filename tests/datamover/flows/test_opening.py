@@ -13,6 +13,7 @@ from tests.datamover.support.pods import FLAGS, MoverPod
 from tests.datamover.support.s3proxy import Answer, Fault, S3Proxy
 from tests.datamover.support.trees import describe_tree
 from tests.support.fakekube import FakeKube
+from tests.support.tasks import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -50,9 +51,7 @@ def _outages(pod: MoverPod) -> list[str]:
 
 
 async def _until_reported(pod: MoverPod, running: "asyncio.Task[int]") -> None:
-    async with asyncio.timeout(100):
-        while not _outages(pod) and not running.done():
-            await asyncio.sleep(0.02)
+    await until(lambda: bool(_outages(pod)) or running.done(), seconds=100)
 
 
 _UPLOADS = [pytest.param("DataUpload", name, marks=pytest.mark.cause("storage-busy")) for name in _FAULTS]

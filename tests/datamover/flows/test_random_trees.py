@@ -154,10 +154,7 @@ _cases = st.one_of(*[st.tuples(_any_tree, _ways())] * 2, st.tuples(folders(alike
 @contextmanager
 def _target(repository: Repository, way: Way, here: Path) -> Iterator[Path]:
     target = here / "t"
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        mounted_folding(target, *way.folds) if way.folds else nullcontext(),
-    ):
+    with pytest.MonkeyPatch.context() as patch, mounted_folding(target, *way.folds) if way.folds else nullcontext():
         target.mkdir(exist_ok=True)
         if way.compared or not way.owners:
             patch.setattr("datamover.data_path.restore.probe_target", lambda *_: Probe())

@@ -66,11 +66,9 @@ def _backup(program: _Program, meter: Meter | None = None) -> MoverBackup:
 async def test_the_decision_is_sent_after_the_offer_and_the_answer_has_the_snapshot() -> None:
     program, meter = _Program(), Meter(SystemClock(), Direction.BACKUP)
     backup = _backup(program, meter)
-
     opened = await backup.open()
     assert (opened.exit_code, opened.lines, backup.offer) == (0, ["a line"], Offer("ab", {"a": 1}, None))
     assert program.decided is None
-
     answer = await backup.carry_out({"parents": []})
     assert program.decided == {"parents": []}
     assert (answer.document(), backup.result["copied"]) == ({"id": "s"}, True)

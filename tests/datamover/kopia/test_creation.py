@@ -28,6 +28,7 @@ from datamover.storage.s3 import S3Storage
 from tests.datamover.conftest import build_local_mover
 from tests.datamover.support.repositories import opened, s3_storage
 from tests.datamover.support.s3proxy import Fault, S3Proxy
+from tests.support.tasks import until
 
 pytestmark = pytest.mark.processes
 
@@ -59,12 +60,6 @@ async def _check_readable(storage: Storage, *, created: bool) -> None:
 
 _INDEX = "xn0_2ef6d6f0ce50581a97a678748daa23e9-s4ed3cdaf1bae264a147-c1"
 """An index blob, which kopia reads before it lists any."""
-
-
-async def _wait_for(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.sample("3 once")
@@ -115,7 +110,7 @@ async def test_a_creation_that_ends_after_any_object_leaves_a_readable_repositor
     proxy.armed = (f"PUT /{storage.bucket}/p/kopia/app/{written}", Fault.SILENCE)
     with opened(storage) as repository:
         creating = asyncio.create_task(repository.ensure(), name="creation")
-        await _wait_for(lambda: proxy.fault is not None)
+        await until(lambda: proxy.fault is not None, seconds=60)
         creating.cancel()
         await asyncio.wait({creating})
     proxy.recover()
@@ -128,7 +123,7 @@ async def test_creators_of_which_each_found_an_empty_storage_agree(proxy: S3Prox
     first, second = (opened(storage, waits=Waits(_Settling(settled))) for _ in range(2))
     with first as one, second as two:
         creating = asyncio.gather(one.ensure(), two.ensure())
-        await _wait_for(lambda: sum("PUT " in line and "kopia.repository" in line for line in proxy.requests) > 1)
+        await until(lambda: sum("PUT " in one and "kopia.repository" in one for one in proxy.requests) > 1, seconds=60)
         proxy.hold_bytes = 0
         assert len(set(await creating)) == 1
         assert one.created is not two.created

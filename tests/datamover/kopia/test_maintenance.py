@@ -179,8 +179,7 @@ def test_a_run_is_foreign_outside_of_the_jobs_of_this_cluster(name: str, known: 
 
 
 @pytest.mark.parametrize(
-    ("hours", "known", "foreign"),
-    [(1, [], True), (7, [], False), (1, [Span(_OLD, _LATE)], False)],
+    ("hours", "known", "foreign"), [(1, [], True), (7, [], False), (1, [Span(_OLD, _LATE)], False)]
 )
 def test_a_run_that_has_recorded_nothing_yet_is_foreign(hours: int, known: list[Span], *, foreign: bool) -> None:
     began = _LATE - timedelta(hours=hours)

@@ -20,7 +20,6 @@ def _help(program: Path) -> list[str]:
 
 def test_has_all_commands_and_flags_of_the_release() -> None:
     own, released = _help(tool("kopia", "kopia")), _help(tool("kopia", "kopia-released"))
-
     assert len(released) > 500
     assert own == released
 
@@ -35,5 +34,4 @@ def test_sources_pass(check: list[str]) -> None:
     done = subprocess.run(
         argv, cwd=_SOURCES, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
-
     assert done.returncode == 0, done.stdout

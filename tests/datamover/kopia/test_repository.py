@@ -39,6 +39,7 @@ from tests.datamover.support.pods import CLOUD, MoverPod
 from tests.datamover.support.repositories import configurations, opened, s3_storage
 from tests.datamover.support.s3server import S3Server
 from tests.support.sockets import free_port
+from tests.support.tasks import interrupt
 from tests.support.tools import tool
 
 pytestmark = pytest.mark.processes
@@ -283,11 +284,7 @@ async def test_a_cancel_during_an_error_of_a_read_is_kept(repository: Path) -> N
             raise KopiaError("broken off")
 
     with opened(FileStorage(repository)) as ours:
-        running = asyncio.create_task(ours.open(fail_when_canceled, read_only=True), name="opening")
-        await started.wait()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+        await interrupt(ours.open(fail_when_canceled, read_only=True), started.wait())
 
 
 @pytest.mark.cause("cache-full")

@@ -33,11 +33,7 @@ def test_a_terminal_gets_one_line_that_is_drawn_again_and_ended() -> None:
     bar.draw(_HALF)
     bar.draw(ProgressMessage(total_bytes=1000, done_bytes=1000), last=True)
     drawn = stream.getvalue().split("\r\x1b[K")[1:]
-    assert drawn == [
-        f"[{' ' * 30}] 7 B",
-        f"[{'#' * 15}{'.' * 15}] {_TEXT}",
-        f"[{'#' * 30}] 1.0 KB of 1.0 KB, 100 %\n",
-    ]
+    assert drawn == [f"[{' ' * 30}] 7 B", f"[{'#' * 15}{'.' * 15}] {_TEXT}", f"[{'#' * 30}] 1.0 KB of 1.0 KB, 100 %\n"]
 
 
 @pytest.mark.parametrize(("count", "text"), [(999, "999 B"), (1000, "1.0 KB"), (1.2e18, "1200.0 PB")])

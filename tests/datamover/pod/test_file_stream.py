@@ -24,6 +24,7 @@ from tests.datamover.support.disks import LONG, ODD, make_disk
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.repositories import opened
 from tests.datamover.support.stored_files import SnapshotBed, build_sender, receive, relay_in_process
+from tests.support.tasks import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -120,9 +121,7 @@ async def test_a_pod_whose_reader_goes_away_ends(bed: SnapshotBed) -> None:
 
 async def test_content_that_cannot_be_read_is_an_error_at_both_ends(bed: SnapshotBed) -> None:
     sending = asyncio.create_task(build_sender(bed, "sparse").run(), name="sending")
-    async with asyncio.timeout(60):
-        while not (bed.pod.folder / SOCKET_NAME).exists():
-            await asyncio.sleep(0.05)
+    await until((bed.pod.folder / SOCKET_NAME).exists, seconds=60)
     # The mover has found the file.
     for blob in bed.pod.repository.glob("p*/**/*.f"):
         blob.unlink()

@@ -62,14 +62,12 @@ async def test_what_is_due_runs_once(released: MoverPod, other: PlainKopia) -> N
     info = _info(other)
     assert first["nextFull"][:19] == info["schedule"]["nextFullMaintenance"][:19]
     assert info["schedule"]["runs"]["cleanup-logs"][0]["success"]
-
     _finished(released, "job-0")
     released.put_repository({REPOSITORY_ID_ANNOTATION: first["repositoryID"]}, phase="Ready")
     assert await released.maintain() == 0, released.message
     assert released.result["mode"] == "none"
     assert released.result["reason"].startswith("nothing is due: full maintenance is due at ")
     assert _info(other) == info
-
     other.run("maintenance", "set", "--pause-quick=0s")
     assert await released.maintain() == 0, released.message
     assert released.result["mode"] == "quick"

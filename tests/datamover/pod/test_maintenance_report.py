@@ -39,7 +39,6 @@ async def test_a_maintenance_reports_on_request(
     assert result.report.unread.endswith("kopia cannot read Velero's files in a storage of the type filesystem")
     (line,) = REPORTED_LINE.find(capsys.readouterr().out)
     assert (line.id, line.reason, line.command) == (snapshot, "it has no tags: no data mover made it", None)
-
     # So does one with nothing to do, and only one that is asked.
     assert await released.maintain() == 0, released.message
     assert parse_result(MaintenanceResult, released.message).report is None

@@ -95,9 +95,7 @@ async def test_the_snapshot_of_a_removed_backup_is_listed_and_no_other(
     doubted[bed.snapshot("uid-of-no-form")] = "no tag has the UID of its backup"
     before = bed.contents()
     bed.proxy.requests.clear()
-
     report = await bed.report()
-
     listed = _listed(capsys)
     assert listed.pop(removed) == ReportedSnapshot(
         id=removed,

@@ -175,9 +175,7 @@ async def test_a_pod_volume_that_is_not_mounted_fails_the_transfer(pod: MoverPod
     root = "/var/lib/kubelet/pods/0b1c/volumes/kubernetes.io~csi/pvc-1/mount"
     pod.mounts = tmp_path / "mountinfo"
     pod.mounts.write_text(f"700 699 8:1 {root} {tmp_path} ro,relatime master:1 - ext4 /dev/sda1 rw\n")
-
     assert await pod.run(flag, tmp_path) != 0
-
     assert f"volume of the workload pod is not mounted on the node: {root} is a plain directory" in pod.message
     assert not (tmp_path / ".velero").exists()
 

@@ -97,11 +97,9 @@ async def test_a_backup_reads_all_only_where_no_parent_is_wanted(pod: MoverPod, 
     make_large_file(volume / "file", 2)
     pod.mounts = tmp_path / "mountinfo"
     pod.mounts.write_text(f"1 0 0:1 / {volume} rw - ext4 /dev/x rw\n")
-
     none, auto = {"parentSnapshot": "none"}, {"parentSnapshot": "auto"}
     specs: list[dict[str, Any]] = [{}, {"parentSnapshot": ""}, auto, none, {settings: {"ReadAllFiles": "true"}}]
     found = [(await pod.transfer(kind, volume, **spec))["incrementalBytes"] // _MIB for spec in specs]
-
     assert found == [2, 0, 0, 2, 2]
     assert "note" not in pod.result
 
@@ -111,13 +109,11 @@ async def test_the_last_complete_snapshot_may_be_named_and_any_other_is_noted(po
     make_large_file(volume / "file", 2)
     first = await _back_up(pod, volume)
     other = await _back_up(pod, volume, sourcePVC="other")
-
     latest = await _back_up(pod, volume, parentSnapshot=first.snapshot_id)
     older = await _back_up(pod, volume, parentSnapshot=first.snapshot_id)
     foreign = await _back_up(pod, volume, parentSnapshot=other.snapshot_id)
     unknown = await _back_up(pod, volume, parentSnapshot="0123456789abcdef0123456789abcdef")
     invalid = await _back_up(pod, volume, parentSnapshot="--all")
-
     assert (latest.incremental_bytes, bool(latest.note)) == (0, False)
     assert {one.incremental_bytes for one in (older, foreign, unknown, invalid)} == {2 * _MIB}
     assert [one.fallback_full for one in (latest, older, invalid)] == [UNSET, True, True]
@@ -155,7 +151,6 @@ async def test_a_backup_is_shrunk_until_another_one_confirms_it(pod: MoverPod, t
     shrunk = await _back_up_files(pod, volume, 10)
     again = await _back_up_files(pod, volume, 5)
     confirmed = await _back_up_files(pod, volume, 5)
-
     assert [one.files for one in (full, shrunk, again, confirmed)] == [120, 10, 5, 5]
     assert (full.shrunk, confirmed.shrunk) == (UNSET, UNSET)
     wanted = Shrinkage(bytes=40, full_bytes=480, full_snapshot=full.snapshot_id, files=10, full_files=120)

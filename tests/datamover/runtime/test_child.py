@@ -21,6 +21,7 @@ from datamover.runtime.work_dir import open_root
 from tests.datamover.support.data_paths import back_up_volume, restore_data_path, restore_parameters
 from tests.datamover.support.loopdevice import make_ext4, mounted_image
 from tests.datamover.support.mounts import mounted
+from tests.support.tasks import until
 
 pytestmark = pytest.mark.processes
 
@@ -177,9 +178,7 @@ async def test_a_restore_is_not_complete_before_its_data_is_on_the_disk(
     os.mkfifo(tmp_path / "held")
     _put_sync(f"touch {tmp_path}/started; read line <{tmp_path}/held", monkeypatch)
     running = asyncio.create_task(restore(mover_repository, wanted, restore_data_path()))
-    async with asyncio.timeout(30):
-        while not (tmp_path / "started").exists():
-            await asyncio.sleep(0.01)
+    await until((tmp_path / "started").exists, seconds=30, every=0.01)
     assert wanted.target.exists()
     assert not running.done()
     # The script reads from it, so this opens immediately.

@@ -1,6 +1,5 @@
 """A data mover in pod mode without a pod, with FakeKube and a real kopia."""
 
-import asyncio
 import base64
 import json
 import os
@@ -15,15 +14,7 @@ from typing import Any, Final, Self
 from core.clock import Clock, SystemClock
 from core.contract import VolumeMode
 from core.kube.client import KubeClient
-from core.kube.resources import (
-    BACKUP_REPOSITORIES,
-    BACKUP_STORAGE_LOCATIONS,
-    BY_KIND,
-    EVENTS,
-    JOBS,
-    SECRETS,
-    Resource,
-)
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, BY_KIND, EVENTS, JOBS, SECRETS, Resource
 from core.kube.transport import Retry
 from core.models.base import format_time
 from core.models.names import (
@@ -48,6 +39,7 @@ from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.s3server import S3Server
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict, build_object
+from tests.support.tasks import until
 
 REPOSITORY: Final = "app-default-kopia"
 TRANSFER: Final = "transfer-1"
@@ -230,9 +222,7 @@ class MoverPod:
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait until the condition is true."""
-        async with asyncio.timeout(150):
-            while not condition():
-                await asyncio.sleep(_POLL_SECONDS)
+        await until(condition, seconds=150, every=_POLL_SECONDS)
 
     def stored(self, resource: Resource = BACKUP_REPOSITORIES) -> list[JsonDict]:
         return self.kube.objects(resource)

@@ -141,8 +141,7 @@ def _names(*more: bytes) -> SearchStrategy[bytes]:
 # -- entries ----------------------------------------------------------------------------------------------------------
 _CONTENTS: Final = st.sampled_from([b"*", b"*\n!a\n", b"[0-9a-z]*", b"{}"]) | st.binary(max_size=2000)
 _TARGETS: Final = st.one_of(
-    st.sampled_from([b"../a/b", b"/etc/passwd", b".", b"a", b"x" * 4000, b"\xff\xfe", b"loop"]),
-    _TEXTS.map(str.encode),
+    st.sampled_from([b"../a/b", b"/etc/passwd", b".", b"a", b"x" * 4000, b"\xff\xfe", b"loop"]), _TEXTS.map(str.encode)
 )
 _KINDS: Final = (stat.S_IFIFO, stat.S_IFSOCK, *((stat.S_IFCHR, stat.S_IFBLK) if _ROOT else ()))
 

@@ -1,7 +1,6 @@
 """Crashes of the agent: steps whose requests are cut short, at each of them in turn."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Protocol, TypeVar
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from core.kube.errors import UnreachableError
 from core.kube.transport import Request, Response, Transport
 from tests.exposer.support.world import World
+from tests.support.transports import Around
 
 
 async def cut_short(work: Awaitable[Any]) -> bool:
@@ -26,11 +26,11 @@ CUTS: Final = pytest.mark.parametrize(
 """Whether a request that is cut short has had its effect."""
 
 
-class Cut:
+class Cut(Around):
     """A transport whose `at`-th request fails, before or after it was applied."""
 
     def __init__(self, inner: Transport, at: int = 0, *, applied: bool = False) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._at = at
         self._applied = applied
         self.calls: list[str] = []
@@ -38,16 +38,10 @@ class Cut:
     async def request(self, request: Request) -> Response:
         self.calls.append(f"{request.method} {request.path}")
         if len(self.calls) != self._at:
-            return await self._inner.request(request)
+            return await self.inner.request(request)
         if self._applied:
-            await self._inner.request(request)
+            await self.inner.request(request)
         raise UnreachableError("cut")
-
-    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        return self._inner.stream(request)
-
-    async def close(self) -> None:
-        await self._inner.close()
 
 
 class Scene(Protocol):

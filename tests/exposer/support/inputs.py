@@ -20,10 +20,7 @@ _DAEMONSET = Path(__file__).parents[2] / "data" / "velero-1.18.2" / "daemonset-p
 
 POD_SETTINGS = PodSettings(
     priority_class_name="data-mover-low",
-    resources={
-        "limits": {"cpu": "4", "memory": "2Gi"},
-        "requests": {"cpu": "100m", "memory": "64Mi"},
-    },
+    resources={"limits": {"cpu": "4", "memory": "2Gi"}, "requests": {"cpu": "100m", "memory": "64Mi"}},
     labels={"team": "storage"},
     annotations={"note": "x"},
 )

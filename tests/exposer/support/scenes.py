@@ -3,11 +3,7 @@
 from dataclasses import replace
 from typing import Any, Final
 
-from core.kube.resources import (
-    PERSISTENT_VOLUME_CLAIMS,
-    VOLUME_SNAPSHOT_CONTENTS,
-    VOLUME_SNAPSHOTS,
-)
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from core.kube.transport import Transport
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer

@@ -216,9 +216,7 @@ def test_an_edit_changes_the_next_settings_and_leaves_the_previous_ones() -> Non
     before = live.expose_settings()
     live.current.update(parse_config('{"podLabels": {"a": "before"}, "loadAffinityMode": 7}'))
     assert live.expose_settings() is before
-
     live.current.update(parse_config('{"podLabels": {"a": "after"}, "loadAffinityMode": "any"}'))
-
     after = live.expose_settings()
     assert (before.pod.labels, before.nodes.any_of) == ({"a": "before"}, False)
     assert (after.pod.labels, after.nodes.any_of) == ({"a": "after"}, True)
@@ -227,10 +225,8 @@ def test_an_edit_changes_the_next_settings_and_leaves_the_previous_ones() -> Non
 def test_movers_that_share_the_agents_account_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     _, live = _live('{"nodeagent.io": {"moverServiceAccount": "movers"}}')
     assert caplog.messages == []
-
     for document in ("{}", '{"podLabels": {"a": "b"}}'):
         live.current.update(parse_config(document))
-
     assert live.expose_settings().pod.service_account is None
     (warning,) = caplog.messages
     assert warning.startswith("data movers use the agent's own ServiceAccount default, with all its permissions")
@@ -245,7 +241,6 @@ async def test_the_priority_class_is_used_only_while_the_cluster_has_it() -> Non
         found.append(live.expose_settings().pod.priority_class_name)
         live.current.update(parse_config('{"priorityClassName": "other"}'))
         found.append(live.expose_settings().pod.priority_class_name)
-
     assert found == [None, "low", None]
 
 
@@ -254,9 +249,7 @@ async def test_the_cache_limit_is_that_of_new_repositories() -> None:
     before = live.expose_settings()
     data = {"kopia": '{"cacheLimitMB": 100}'}
     scene.kube.put(build_object(CONFIG_MAPS, "repository-config", "velero", data=data))
-
     await live.refresh()
-
     assert before.cache == CacheRule("fast", 5000)
     assert live.expose_settings().cache == CacheRule("fast", 100)
 

@@ -115,9 +115,7 @@ def test_the_key_takes_precedence_over_the_flag() -> None:
 def test_secrets_and_config_maps_are_copied_as_each_key_says() -> None:
     entry = {"secretNames": ["token", "token"], "configMapNames": ["token", "kms"], "readWriteOncePod": True}
     document = {"backupPVC": {"fast": entry, "slow": {}}, "restorePVC": {"secretNames": ["key"]}}
-
     found, config = build(**document), parse_config(json.dumps(document)).config
-
     copies = ("ConfigMap/kms", "ConfigMap/token", "Secret/token")
     assert found.backup_pvcs["fast"] == BackupPVCSettings(one_pod=True, copies=copies)
     assert (found.backup_pvcs["slow"].copies, found.restore_copies) == ((), ("Secret/key",))
@@ -130,7 +128,6 @@ def test_secrets_and_config_maps_are_copied_as_each_key_says() -> None:
 )
 def test_both_spellings_of_the_cache_mean_the_same(keys: tuple[str, str]) -> None:
     found = build("", 100, **{keys[0]: {"storageClass": "fast", keys[1]: 1024}})
-
     assert found.cache == CacheRule("fast", 100, 1024)
     assert build(cachePVC={"residentThresholdInMB": 1024}).cache is None
 
@@ -157,7 +154,6 @@ async def test_veleros_daemonset_for_windows_nodes_is_known() -> None:
     former = daemonsets(*served, labels={"app.kubernetes.io/part-of": "node-agent"})
     clients = (daemonsets("node-agent"), daemonsets(*served), former)
     found = [await read_template(client, "velero") for client in clients]
-
     assert [template.windows for template in found] == [False, True, False]
     assert len({template.image for template in found}) == 1
 
@@ -242,9 +238,7 @@ async def test_what_a_transfer_gets_is_its_golden_list(configuration: str, trans
     world = build()
     kind = kind_of(recording, world, CONFIGURATIONS[configuration])
     cr = kind.parse(recorded(recording))
-
     await world.until_exposed(lambda: kind.ensure_exposed(cr, no_guard))
-
     created = [json.loads(request.body or b"") for request in world.kube.requests if request.method == "POST"]
     items = [one for one in created if one["kind"] in {PODS.kind, PERSISTENT_VOLUME_CLAIMS.kind}]
     assert_golden(f"table/{configuration}-{transfer}", {"apiVersion": "v1", "kind": "List", "items": items})
@@ -276,7 +270,6 @@ def test_every_transfer_can_be_exposed(document: JsonDict) -> None:
     claim: JsonDict = build_backup_claim(upload, size="1Gi", mode=volume_mode(only(spec={})))
     rules = Placement(alternatives=settings.nodes.choose(upload.backup_class))
     cache, storage = settings.cache_for(0), StorageAccess()
-
     created = [
         claim,
         build_backup_pod(upload, claim, rules, storage=storage),
@@ -284,5 +277,4 @@ def test_every_transfer_can_be_exposed(document: JsonDict) -> None:
         build_pod_volume_pod(backup, LocatedVolume("node-a", "/folder"), storage=storage),
         *([build_cache_claim(upload.owner, cache, node="")] if cache else []),
     ]
-
     assert json.loads(json.dumps(created, allow_nan=False)) == created

@@ -61,11 +61,7 @@ def test_an_invalid_value_counts_as_unset_and_is_reported(document: str, expecte
 
 @pytest.mark.parametrize(
     ("document", "limit_mib", "kept"),
-    [
-        ('{"cacheLimitMB": 2048}', 2048, {"cacheLimitMB": "2048"}),
-        ('{"cacheLimitMB": 0}', 0, {}),
-        ("null", 5000, {}),
-    ],
+    [('{"cacheLimitMB": 2048}', 2048, {"cacheLimitMB": "2048"}), ('{"cacheLimitMB": 0}', 0, {}), ("null", 5000, {})],
 )
 def test_a_cache_has_the_configured_limit_and_0_is_none(document: str, limit_mib: int, kept: dict[str, str]) -> None:
     parsed = parse_settings_of(_config_map(kopia=document))

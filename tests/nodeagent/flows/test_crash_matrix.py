@@ -79,14 +79,6 @@ def name_fault(fault: Fault) -> str:
     return fault.name.lower()
 
 
-def is_write(request: Request) -> bool:
-    return request.method != "GET"
-
-
-def is_read(request: Request) -> bool:
-    return request.method == "GET"
-
-
 async def run_agents(kind: str, fuse: Fuse, world: World, retries: RetryRules) -> None:
     """Run agents until the transfer is done; a second one if the fuse has stopped the first."""
     host_pods = world.cluster.mover.host_pods or ""
@@ -160,7 +152,9 @@ def expected_changes(kind: str) -> JsonDict:
 
 
 async def check_matrix(kind: str, scenario: Scenario, fault: Fault, *, reads: bool = False) -> None:
-    counts = is_read if reads else is_write
+    def counts(request: Request) -> bool:
+        return (request.method == "GET") is reads
+
     calm = Fuse(counts=counts)
     expected = await play(kind, scenario, calm)
     assert expected["status"]["phase"] == scenario.end

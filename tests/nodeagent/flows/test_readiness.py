@@ -17,7 +17,7 @@ from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.errors import UnreachableError
 from core.kube.resources import DATA_UPLOADS, NODES
-from core.kube.transport import Request, Response, Retry, Transport
+from core.kube.transport import Request, Response, Retry
 from exposer.template import AgentTemplate
 from nodeagent.app import Agent, build_agent, serve
 from nodeagent.config.parse import parse_config
@@ -35,6 +35,7 @@ from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.scripted import ScriptedTransport, answer, rejection
 from tests.support.tasks import running
+from tests.support.transports import Around
 
 pytestmark = pytest.mark.looptime
 
@@ -177,13 +178,12 @@ async def test_an_agent_that_cannot_start_serves_no_page_and_ends_with_the_reaso
 
 
 @dataclass
-class Line(Transport):
+class Line(Around):
     """The way to an API server that does not answer while it is `down`, or never about what is in `broken`.
 
     For an answer about what is in `silent`, a client waits in vain.
     """
 
-    inner: Transport
     down: bool = False
     broken: str = " "
     silent: str = " "
@@ -199,9 +199,6 @@ class Line(Transport):
     def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         self._check(request)
         return self.inner.stream(request)
-
-    async def close(self) -> None:
-        pass
 
     def _check(self, request: Request) -> None:
         if self.down or self.broken in request.path:

@@ -1,15 +1,13 @@
 """Two agents on one node, as during a rolling update, and transfers that an agent of Velero has started."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
 from datetime import timedelta
 
 import pytest
 
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
-from core.kube.transport import Request, Response, Transport
+from core.kube.transport import Request
 from core.models.names import NODE_LABEL
 from core.models.phases import AttemptStage, RetryRules
 from tests.nodeagent.flows.test_retries import attempts_of, set_pod_status
@@ -28,15 +26,12 @@ from tests.nodeagent.support.transfers import (
     pod_volume_restore,
 )
 from tests.support.objects import JsonDict
+from tests.support.transports import Pause
 
 pytestmark = pytest.mark.looptime
 
 
 RUNNING = {"InProgress", "Canceling"}
-
-
-def running(world: World, kind: str) -> int:
-    return sum(world.phase(kind, name) in RUNNING for name in ("first", "second"))
 
 
 @pytest.mark.parametrize("interrupted", [0, 1], ids=["", "retried"])
@@ -78,41 +73,10 @@ async def test_two_agents_of_one_node_share_its_slots(kind: str) -> None:
     async with open_world(*transfers) as world, world.agent(slots=1), world.agent(slots=1):
         async with asyncio.timeout(300):
             while not (world.done(kind, "first") and world.done(kind, "second")):
-                most = max(most, running(world, kind))
+                most = max(most, sum(world.phase(kind, name) in RUNNING for name in ("first", "second")))
                 await asyncio.sleep(0.01)
         assert [world.phase(kind, name) for name in ("first", "second")] == ["Completed", "Completed"]
     assert most == 1
-
-
-@dataclass
-class Freezer(Transport):
-    """The transport of an agent that freezes before the first request that `at` selects, until `going` is set."""
-
-    inner: Transport
-    at: Callable[[Request], bool]
-    going: asyncio.Event = field(default_factory=asyncio.Event)
-    frozen: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def request(self, request: Request) -> Response:
-        if self.at(request):
-            self.frozen.set()
-        if self.frozen.is_set():
-            await self.going.wait()
-        return await self.inner.request(request)
-
-    @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[bytes]]:
-        async def lines() -> AsyncIterator[bytes]:
-            async for line in inner:
-                if self.frozen.is_set():
-                    await self.going.wait()
-                yield line
-
-        async with self.inner.stream(request) as inner:
-            yield lines()
-
-    async def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("verb", ["GET", "DELETE"])
@@ -127,11 +91,11 @@ async def test_an_agent_that_was_frozen_leaves_the_next_attempt_of_another_agent
             waiting = attempts_of(world, kind).stage is AttemptStage.WAITING
             return waiting and request.method == verb and request.path.endswith(path)
 
-        first = Freezer(world.kube, withdraws)
+        first = Pause(world.kube, withdraws)
         async with world.agent(first, retries=retries):
             await world.until(lambda: world.transfer(kind).get("status", {}).get("progress") is not None)
             await set_pod_status(world, kind, ended(137))
-            await first.frozen.wait()
+            await first.stopped.wait()
             # As the leader reassigns it.
             world.cluster.node, world.cluster.grants = "node-b", True
             labels = {"metadata": {"labels": {NODE_LABEL: "node-b"}}}
@@ -139,7 +103,7 @@ async def test_an_agent_that_was_frozen_leaves_the_next_attempt_of_another_agent
             async with world.agent(node="node-b", retries=retries):
                 await world.until(lambda: attempts_of(world, kind).stage is AttemptStage.RUNNING)
                 before = [pod_of(world, kind), *world.kube.objects(PERSISTENT_VOLUME_CLAIMS)]
-                first.going.set()
+                first.over.set()
                 await asyncio.sleep(30)
                 after = [pod_of(world, kind), *world.kube.objects(PERSISTENT_VOLUME_CLAIMS)]
     assert [one["metadata"].get("deletionTimestamp") for one in after] == [None] * len(before)

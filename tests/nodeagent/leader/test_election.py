@@ -1,8 +1,9 @@
 """Leader election: who leads, how long after the last renewal, and that a paused leader harms nothing."""
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -11,13 +12,14 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import LEASES
-from core.kube.transport import Request, Response, Retry, Transport
+from core.kube.transport import Request, Retry, Transport
 from nodeagent.leader.election import LeaderElection, NotLeaderError
 from tests.nodeagent.support.dispatching import RESOURCES, Gate, Scene, ScriptedKind, most_held, open_scene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
 from tests.support.tasks import running, until
+from tests.support.transports import Pause
 
 pytestmark = pytest.mark.looptime
 
@@ -46,12 +48,8 @@ class Candidate:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Candidate"]:
-        task = asyncio.create_task(self.election.run(self.lead), name=f"election {self.identity}")
-        try:
+        async with running(self.election.run(self.lead)):
             yield self
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 def candidate(transport: Transport, identity: str = "a", *, skew: timedelta = timedelta()) -> Candidate:
@@ -204,18 +202,9 @@ async def test_acquiring_the_lease_survives_a_failure(method: str, what: str) ->
     assert lease(kube)["spec"]["holderIdentity"] == ""
 
 
-class LateAnswers(Gate):
-    """A gate that delays answers: the requests are carried out."""
-
-    async def request(self, request: Request) -> Response:
-        answer = await self.inner.request(request)
-        await self.open.wait()
-        return answer
-
-
 async def test_a_leader_that_stops_during_a_renewal_releases_the_lease() -> None:
     kube = FakeKube()
-    transport = LateAnswers(kube, lambda _: True)
+    transport = Gate(kube, lambda _: True, answers=True)
     transport.open.set()
     async with candidate(transport).running() as first:
         await until_one_leads(first)
@@ -263,47 +252,6 @@ LEASE_SECONDS = 3.0
 FOLLOWING = {"Accepted": "Prepared", "Prepared": "InProgress", "InProgress": "Completed"}
 
 
-@dataclass
-class Pause(Transport):
-    """The way to the server of a process that is paused before its request number `at`.
-
-    Nothing reaches it or leaves it until `over` is set; then everything continues.
-    """
-
-    inner: Transport
-    at: int
-    asked: int = 0
-    stopped: asyncio.Event = field(default_factory=asyncio.Event)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def request(self, request: Request) -> Response:
-        self.asked += 1
-        if self.asked >= self.at:
-            self.stopped.set()
-        await self._wait()
-        response = await self.inner.request(request)
-        await self._wait()
-        return response
-
-    @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[bytes]]:
-        await self._wait()
-        async with self.inner.stream(request) as lines:
-            yield self._lines(lines)
-
-    async def close(self) -> None:
-        pass
-
-    async def _lines(self, lines: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        async for line in lines:
-            await self._wait()
-            yield line
-
-    async def _wait(self) -> None:
-        if self.stopped.is_set():
-            await self.over.wait()
-
-
 @asynccontextmanager
 async def agent(scene: Scene, transport: Transport, identity: str) -> AsyncIterator[LeaderElection]:
     """Run what of an agent leads: an election, and the dispatcher while it is the leader."""
@@ -340,7 +288,8 @@ async def run_with_pause(at: int, *, comes_back: bool) -> Scene:
     scene.others += [ScriptedKind(model) for model in RESOURCES if model is not scene.kind.model]
     for number in range(8):
         scene.add_kind(list(RESOURCES)[number % 4], f"transfer-{number}", queue=f"ns-{number % 3}")
-    pause = Pause(scene.kube, at)
+    asked = itertools.count(1)
+    pause = Pause(scene.kube, lambda _: next(asked) >= at)
     async with running(carry(scene)), agent(scene, pause, "a") as paused:
         async with asyncio.timeout(60):
             await pause.stopped.wait()

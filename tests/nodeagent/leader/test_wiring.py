@@ -22,11 +22,9 @@ async def test_the_leader_acquires_the_lease_and_releases_it() -> None:
     kube = FakeKube()
     parts = fake_parts(kube)
     leader = build_leader(parts)
-
     async with running(leader.run(), lead_seconds=10):
         report, metrics = leader.report(), parts.metrics.render().decode()
         parts.metrics.set(REPOSITORY_READY, 0, "app-default-kopia")
-
     assert report["dispatcher"]["leading"]
     assert report["dispatcher"]["holder"].startswith("node-a_")
     assert 'nodeagent_dispatcher{node="node-a"} 1.0' in metrics

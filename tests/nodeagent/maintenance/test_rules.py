@@ -161,11 +161,9 @@ def test_quick_as_due_after_a_change_and_full_until_four_have_succeeded(
     full_at = None if full_hours is None else NOW + full_hours * HOUR
     earliest = NOW - last_hours * HOUR + HOUR
     record = with_record(fulls_since_change=fulls, next_quick=quick_at, next_full=full_at)
-
     decision = decide(
         last_maintenance=earliest - HOUR, record=record, fingerprint="changed" if changed else record.fingerprint
     )
-
     idle_at = record.last_full + 7 * DAY if record.last_full else NOW
     candidates = [idle_at]
     if changed:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from core.kube.resources import DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, PODS
-from core.kube.transport import Request, Response
 from core.models.names import NODE_LABEL
 from core.models.transfers import DataUpload
 from exposer.model import Guard, NotOwnerError
@@ -23,17 +22,6 @@ from tests.support.objects import JsonDict
 pytestmark = pytest.mark.looptime
 
 KEY = ("DataUpload", NAMESPACE, "du-1")
-
-
-class _LateAnswer(Gate):
-    """A transport that delays the answers of the chosen requests."""
-
-    async def request(self, request: Request) -> Response:
-        answer = await self.inner.request(request)
-        if self.holds(request) and not self.open.is_set():
-            self.waiting += 1
-            await self.open.wait()
-        return answer
 
 
 async def change(world: World, patch: JsonDict) -> JsonDict:
@@ -75,7 +63,7 @@ async def test_an_expose_notices_a_change_of_its_transfer_that_no_watch_delivere
 async def test_a_transfer_that_is_deleted_during_a_read_holds_no_slot() -> None:
     transfer = accepted(data_upload())
     async with open_world(transfer, mover=Mover(stubborn=True)) as world:
-        gate = _LateAnswer(world.kube, lambda request: request.method == "GET" and request.path.endswith("/du-1"))
+        gate = Gate(world.kube, lambda one: one.method == "GET" and one.path.endswith("/du-1"), answers=True)
         gate.open.set()
         async with world.agent(gate) as agent:
             slots = agent._tools.slots

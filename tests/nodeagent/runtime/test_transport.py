@@ -18,6 +18,7 @@ from core.models.base import JsonDict
 from nodeagent.runtime.http import HttpTransport
 from nodeagent.runtime.transport import load_transport
 from tests.support.sockets import connections_to
+from tests.support.tasks import interrupt, until
 
 _LINE = b"x" * 3_000_000
 
@@ -288,12 +289,7 @@ async def test_canceled_stream_is_closed(server: Server, transport: HttpTranspor
         async with transport.stream(Request("GET", "/silent")) as lines:
             await anext(lines)
 
-    task = asyncio.create_task(read(), name="reader")
-    while not server.requests:
-        await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await interrupt(read(), until(lambda: bool(server.requests), seconds=60, every=0.01))
     await transport.close()
 
 

@@ -128,7 +128,6 @@ async def test_a_failing_key_is_retried_with_backoff_up_to_a_limit_until_it_succ
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     queue, worker = new_queue(), Worker(seconds=0)
-
     worker.then = _fail
     queue.add("a")
     async with running(queue.run(worker)):

@@ -5,7 +5,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -53,6 +53,7 @@ from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict, build_object
 from tests.support.tasks import running, until
+from tests.support.transports import Around
 
 RESOURCES: Mapping[type[Transfer], Resource[UncheckedObject]] = {
     DataUpload: DATA_UPLOADS,
@@ -133,25 +134,23 @@ class ScriptedKind(Kind[Any]):
 
 
 @dataclass
-class Gate(Transport):
-    """A transport that delays the requests chosen by `holds` until `open` is set; `waiting` counts them."""
+class Gate(Around):
+    """A transport that delays the requests chosen by `holds`, or their answers, until `open` is set.
 
-    inner: Transport
+    `waiting` counts them.
+    """
+
     holds: Callable[[Request], bool]
+    answers: bool = False
     open: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: int = 0
 
     async def request(self, request: Request) -> Response:
+        answer = await self.inner.request(request) if self.answers else None
         if self.holds(request) and not self.open.is_set():
             self.waiting += 1
             await self.open.wait()
-        return await self.inner.request(request)
-
-    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        return self.inner.stream(request)
-
-    async def close(self) -> None:
-        pass
+        return answer or await self.inner.request(request)
 
 
 @dataclass

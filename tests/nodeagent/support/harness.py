@@ -8,7 +8,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum, auto
@@ -56,6 +56,7 @@ from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict, build_object
 from tests.support.tasks import running, until
+from tests.support.transports import Around
 
 OUTAGE = 6
 ACCEPTED_AT = "2026-11-21T12:00:00Z"
@@ -84,7 +85,7 @@ class Fault(Enum):
 
 
 @dataclass
-class Fuse(Transport):
+class Fuse(Around):
     """The agent's transport to the API server; blows at request number `at`.
 
     `counts` selects the requests that are counted. An outage lasts for `OUTAGE` of them: more than
@@ -118,12 +119,6 @@ class Fuse(Transport):
             raise UnreachableError(f"{request.method} {request.path}: no answer")
         status = 409 if self.fault is Fault.CONFLICT else 500
         return Response(status, json.dumps({"message": "injected", "reason": "Injected"}).encode())
-
-    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        return self.inner.stream(request)
-
-    async def close(self) -> None:
-        pass
 
 
 NO_RETRIES = RetryRules(enabled=False)

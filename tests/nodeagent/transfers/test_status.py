@@ -123,7 +123,6 @@ async def test_an_accepted_transfer_has_the_status_fields_that_velero_writes(
     kind: Kind[Any], transfer: Callable[[], JsonDict], request: pytest.FixtureRequest
 ) -> None:
     patch = await moved(transfer(), Phase.ACCEPTED, Change(status={"acceptedByNode": "node-a"}), kind)
-
     recorded = json.loads((RECORDINGS / f"{request.node.callspec.id}.json").read_text())
     recorded_status = next(
         s for s in (one["object"].get("status") or {} for one in recorded) if s.get("phase") == "Accepted"

@@ -280,11 +280,9 @@ async def test_lists_of_the_cluster_are_shared_for_seconds_with_what_is_needed(
     volume = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv-1", "labels": {"a": "b"}}}
     kube.put(volume | {"spec": {"nfs": {"server": "s", "path": "/"}, "claimRef": claim, "capacity": {}}})
     everything = Selection(PERSISTENT_VOLUMES)
-
     first, second = await asyncio.gather(reader.list(everything), reader.list(everything))
     await asyncio.sleep(4)
     kube.put(volume | {"metadata": {"name": "pv-2"}, "spec": {}})
-
     assert first is second is await reader.list(everything)
     reduced = {"metadata": {"name": "pv-1"}, "spec": {"nfs": {"server": "s", "path": "/"}, "claimRef": claim}}
     assert first == [reduced]

@@ -109,7 +109,6 @@ async def test_a_transfer_stays_new_and_uses_no_quota_while_another_one_has_its_
         # For longer than the prepare timeout.
         await asyncio.sleep(3600)
         assert scene.reasons("b") == ["CopyInUse"]
-
         scene.set_status("c", phase="InProgress")
         scene.set_status("a", phase="Completed")
         await asyncio.sleep(60)

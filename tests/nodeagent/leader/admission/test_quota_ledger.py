@@ -163,9 +163,7 @@ def test_the_oldest_for_each_free_share_and_the_canceled_are_woken() -> None:
         found.admit(entry(name), ready(), slots=1)
     held = {entry(name).uid: "node-a" for name in names}
     preparing = [entry(f"on-{i}", phase=Phase.PREPARED, node_label="node-a") for i in range(MOST - 1)]
-
     woken = found.count([*preparing, *(entry(name) for name in names[:3]), entry("stopped", stop=True)], held)
-
     assert woken == [entry("a").uid, entry("stopped").uid]
 
 
@@ -190,10 +188,8 @@ async def test_one_node_cannot_fill_the_queue() -> None:
         await asyncio.sleep(50)
         assert accepted_by_node(scene) == {"node-a": MOST, "node-b": 2}
         assert (scene.message("a3"), scene.kind.checked.count("a3")) == (FULL, 1)
-
         scene.set_status("a0", phase="InProgress")
         await scene.until(lambda: scene.phase("a3") == "Accepted", seconds=2)
-
     assert scene.accepted[-1] == "a3"
     assert accepted_by_node(scene) == {"node-a": MOST, "node-b": 2}
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -26,8 +26,8 @@ from tests.nodeagent.support.maintenance_scene import (
     words_of,
 )
 from tests.nodeagent.support.repository_scene import SERVER
-from tests.support.fakekube import FakeKube
 from tests.support.tasks import running, until
+from tests.support.transports import Around
 
 pytestmark = pytest.mark.looptime
 
@@ -36,10 +36,9 @@ _WRITES = frozenset({"POST", "PATCH", "DELETE"})
 
 
 @dataclass
-class _AtWrite:
+class _AtWrite(Around):
     """A transport that calls `do` at the write number `at`, before or after it; then the write hangs, or goes on."""
 
-    kube: FakeKube
     at: int
     do: Callable[[], object]
     after: bool
@@ -49,22 +48,16 @@ class _AtWrite:
 
     async def request(self, request: Request) -> Response:
         if request.method not in _WRITES or request.path.endswith("/events"):
-            return await self.kube.request(request)
+            return await self.inner.request(request)
         self.writes += 1
         if self.writes != self.at:
-            return await self.kube.request(request)
-        response = await self.kube.request(request) if self.after else None
+            return await self.inner.request(request)
+        response = await self.inner.request(request) if self.after else None
         self.reached = True
         self.do()
         if self.hangs:
             await asyncio.Event().wait()
-        return response or await self.kube.request(request)
-
-    async def close(self) -> None:
-        """Do nothing: the server is shared."""
-
-    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        return self.kube.stream(request)
+        return response or await self.inner.request(request)
 
 
 @asynccontextmanager

@@ -9,12 +9,7 @@ import pytest
 
 from core.kube.resources import DATA_UPLOADS, NODES, PODS
 from core.kube.transport import Request, Response
-from core.models.names import (
-    DATA_MOVER_FINALIZER,
-    NODE_LABEL,
-    OUTCOME_ANNOTATION,
-    label_value,
-)
+from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION, label_value
 from core.models.units import format_duration
 from nodeagent.leader.recovery.absent_agents import NodeHealth, explain_node_loss
 from tests.nodeagent.support.dispatching import Gate, Scene, agent_pod, cluster_node, open_scene

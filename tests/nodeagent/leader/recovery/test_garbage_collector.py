@@ -376,9 +376,7 @@ async def test_a_volume_that_cannot_be_deleted_is_named_with_its_reason(labels: 
     (content,) = scene.kube.objects(VOLUME_SNAPSHOT_CONTENTS)
     content["metadata"]["annotations"][VOLUME_ANNOTATION] = "pv-gone"
     scene.kube.put(content)
-
     leaked = await list_leaked_objects(scene.client, "velero")
     message = await delete_leaked_objects(scene.client, leaked["gone"])
-
     of = "" if labels else " of the snapshot"
     assert message == f"PersistentVolume pv-gone{of} is being deleted: it is in use"

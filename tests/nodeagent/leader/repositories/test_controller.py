@@ -94,7 +94,6 @@ async def test_a_pod_that_does_not_start_does_not_hide_the_cause_that_is_known()
         assert scene.message.startswith(f"{_KEYS}; next attempt: ")
         assert "0/1 nodes: full" in scene.message
         assert scene.message.count(_KEYS) == 1
-
         # A newer answer of the storage replaces both, and success all of it.
         await asyncio.sleep(310)
         await scene.fail_once("the bucket does not exist")

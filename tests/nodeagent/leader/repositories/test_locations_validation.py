@@ -1,6 +1,5 @@
 """A validation by a child process: what its end means, and that it never outlives its caller."""
 
-import asyncio
 import json
 import os
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from core.clock import SystemClock
 from nodeagent.leader.repositories.locations import ValidationProcess, Verdict
-from tests.support.tasks import until
+from tests.support.tasks import interrupt, until
 
 pytestmark = pytest.mark.processes
 
@@ -67,8 +66,5 @@ async def test_outside_of_a_pod_no_process_is_started(program: Path) -> None:
 
 async def test_the_process_is_ended_when_the_leader_is(program: Path) -> None:
     program.write_text(_WAITING)
-    task = asyncio.create_task(ValidationProcess(SystemClock(), _IN_A_POD).validate("default"))
-    await until(program.parent.with_name("started").exists, seconds=60)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    started = until(program.parent.with_name("started").exists, seconds=60)
+    await interrupt(ValidationProcess(SystemClock(), _IN_A_POD).validate("default"), started)

@@ -75,7 +75,6 @@ async def ask(kind: str, raw: JsonDict, document: JsonDict, *, limit_mib: int = 
     names = frozenset({"velero", ""})
     adapter: Kind[Any] = ADAPTERS[kind.removeprefix("block-")](exposer, lambda: settings, names)
     transfer: Transfer = adapter.parse(raw)
-
     await adapter.ensure_exposed(transfer, no_guard)
     (request,) = exposer.requests
     return request
@@ -101,7 +100,6 @@ async def test_every_key_about_volumes_reaches_its_kind() -> None:
     download: RestoreRequest = await ask("datadownload", recorded("datadownload"), EVERYTHING)
     backup: PodVolumeRequest = await ask("podvolumebackup", recorded("podvolumebackup"), EVERYTHING)
     restore: PodVolumeRequest = await ask("podvolumerestore", recorded("podvolumerestore"), EVERYTHING)
-
     assert upload.backup_pvc == BackupPVCSettings("shallow", read_only=True, no_relabeling=True)
     assert upload.settings.nodes == download.settings.nodes == RULES
     assert (download.settings.ignore_delay_binding, download.cache) == (True, CACHE)
@@ -112,7 +110,6 @@ async def test_every_key_about_volumes_reaches_its_kind() -> None:
 async def test_a_restore_is_for_linux_unless_it_says_windows(node_os: str, windows: bool) -> None:
     raw = recorded("datadownload")
     raw["spec"]["nodeOS"] = node_os
-
     assert (await ask("datadownload", raw, {})).for_windows is windows
 
 
@@ -120,9 +117,7 @@ async def test_a_restore_is_for_linux_unless_it_says_windows(node_os: str, windo
 async def test_the_restore_type_of_a_pods_volume_reaches_the_exposer(wanted: str) -> None:
     raw = recorded("podvolumerestore")
     raw["spec"] |= {"restoreType": wanted, "uploaderSettings": {"CompareContent": "true"}}
-
     request: PodVolumeRequest = await ask("podvolumerestore", raw, {})
-
     incremental = wanted.lower() == "incremental"
     expected = InPlace(incremental=incremental, compare_content=True) if wanted not in {"", "none"} else None
     assert request.in_place == expected
@@ -134,7 +129,6 @@ async def test_the_size_of_the_snapshot_decides_about_a_cache(kind: str, snapsho
     raw = recorded(kind)
     raw["spec"]["snapshotSize"] = snapshot_bytes
     document = {"cachePVC": {"storageClass": "fast", "residentThresholdInMB": 1024}}
-
     assert (await ask(kind, raw, document)).cache == (CACHE if cached else None)
 
 
@@ -147,9 +141,7 @@ async def test_the_configured_limit_decides_about_a_cache(kind: str, limit_mib: 
 async def test_a_source_of_another_class_is_not_set_up() -> None:
     raw = recorded("dataupload")
     raw["spec"]["csiSnapshot"]["storageClass"] = "other"
-
     request: SnapshotRequest = await ask("dataupload", raw, EVERYTHING)
-
     assert request.backup_pvc == BackupPVCSettings()
     assert request.backup_class == "other"
 
@@ -206,11 +198,9 @@ async def test_no_field_is_lost_when_a_transfer_is_written(version: str, kind: s
     adapted, kube = bare(ADAPTERS[kind]), FakeKube()
     stored: JsonDict = kube.put(raw)
     writer = StatusWriter(KubeClient(kube, Retry(HandClock())), HandClock())
-
     cr: Transfer = adapted.parse(stored)
     for phase in (Phase.ACCEPTED, Phase.PREPARED, Phase.IN_PROGRESS, Phase.COMPLETED):
         cr = await writer.move(adapted, cr, phase, Change({"message": "m", "acceptedByNode": "node-a"}))
-
     after = kube.objects(adapted.spec.resource)[0]
     assert after["spec"] == raw["spec"]
     assert after["metadata"].items() >= {key: raw["metadata"][key] for key in ("uid", "ownerReferences")}.items()

@@ -47,10 +47,7 @@ def _located(**fields: JsonDict) -> dict[str, JsonDict]:
 
 
 async def _admissions(world: Mapping[str, JsonDict]) -> list[Admission]:
-    return [
-        await admission(uploads(), data_upload(), world),
-        await admission(downloads(), data_download(), world),
-    ]
+    return [await admission(uploads(), data_upload(), world), await admission(downloads(), data_download(), world)]
 
 
 _UNUSABLE: dict[str, tuple[Mapping[str, JsonDict], timedelta | None, str]] = {
@@ -172,7 +169,6 @@ async def test_the_block_data_mover_gets_a_device_of_volumes_of_both_modes(trans
     transfer["spec"]["datamover"] = "velero-block"
     exposer = FakeExposer()
     kind: Kind[Any] = uploads(exposer) if transfer["kind"] == "DataUpload" else downloads(exposer)
-
     assert (await admission(kind, transfer)).decision is AdmissionState.READY
     (request,) = exposer.checked
     assert request.by_block
@@ -271,9 +267,7 @@ async def test_a_volume_is_restored_with_every_restore_type(wanted: str, *, exis
     kind = downloads(exposer)
     change = {"spec": {"restoreType": wanted, "dataMoverConfig": {"DeleteExtraFiles": "true"}}}
     transfer = merge_patch(built("datadownload") if existing else data_download(), change)
-
     assert (await admission(kind, transfer)).decision is AdmissionState.READY
-
     assert (exposer.checked[-1].volume == VOLUME) is existing
     if existing:
         expected = InPlace(incremental=wanted == "INCREMENTAL", delete_extra_files=True)
@@ -297,8 +291,6 @@ async def test_a_restores_own_snapshot_is_deleted(snapshot: JsonDict | None, del
     exposer = FakeExposer()
     kind = downloads(exposer)
     cr = kind.parse(transfer | {"status": {"phase": "Failed"}})
-
     await kind.clean_up(cr)
-
     assert exposer.checked[-1].base_snapshot == deleted
     assert exposer.checked[-1].requested_at == cr.metadata.creation_timestamp

@@ -67,7 +67,6 @@ async def test_what_can_never_be_moved_fails_with_its_reason(name: str) -> None:
         await admission(transfer, LOCATION),
         await admission(transfer, LOCATION, pod, reachable=False),
     ]
-
     assert {answer.decision for answer in answers} == {AdmissionState.FAILED}
     assert [answer.message.partition(":")[0] for answer in answers] == [
         "restic is not supported",
@@ -142,7 +141,6 @@ async def test_a_backup_is_counted_as_velero_counts_it() -> None:
         begun = metrics.render().decode()
         await world.until(lambda: world.done("PodVolumeBackup"))
     done = metrics.render().decode()
-
     count = 'podVolume_pod_volume_backup_{}_count{{node="node-a"}} {}'
     assert count.format("enqueue", "1.0") in begun
     assert count.format("dequeue", "0.0") in begun
