@@ -50,13 +50,7 @@ from nodeagent.leader.maintenance import jobs as leader_jobs
 from nodeagent.leader.maintenance.restore_tests import build_restore_test, restorable
 from nodeagent.leader.maintenance.steps import MaintenanceSources
 from nodeagent.maintenance import verification
-from nodeagent.maintenance.jobs import (
-    MaintenanceJob,
-    RepositoryJobs,
-    describe_failure,
-    has_started,
-    read_pod,
-)
+from nodeagent.maintenance.jobs import MaintenanceJob, RepositoryJobs, describe_failure, has_started, read_pod
 from nodeagent.maintenance.record import FailureCause
 from nodeagent.maintenance.restore_tests import choose_copy
 from nodeagent.maintenance.rules import CLOCKS, Decision, Hold, decide_memory, find_location_hold, record_of, was_ready
