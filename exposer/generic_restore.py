@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Final
 
 from core.contract import VolumeMode
-from core.errors import ExposeError
+from core.errors import ExposeError, Translated
 from core.kube.client import Selection
 from core.kube.errors import NotFoundError
 from core.kube.resources import NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, STORAGE_CLASSES
@@ -254,10 +254,8 @@ class GenericRestoreExposer(MoverExposer):
         if volume is None or volume["metadata"].get("deletionTimestamp"):
             stays = await self._explain_device(request)
             raise ExposeError(f"PersistentVolume {kept.pv_name} with the restored data was deleted{stays}")
-        try:
+        with Translated(NotFoundError, ExposeError, "cannot bind the restored volume to the target PVC"):
             return await self._rebind(request, kept, target=target, volume=volume)
-        except NotFoundError as e:
-            raise ExposeError(f"cannot bind the restored volume to the target PVC: {e}") from e
 
     async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         """Delete a volume that cannot be rebound; None once it is deleted.

@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 from msgspec import field
 
-from core.errors import ConfigError
+from core.errors import ConfigError, Translated
 from core.models import names
 from core.models.base import CustomResource, Int64, SparseModel, Time, WireModel
 from core.models.phases import HOLDING_PHASES, Attempts, AttemptStage, Phase
@@ -234,10 +234,8 @@ class _MoverSpec(TransferSpec):
     def __post_init__(self) -> None:
         """Reject an invalid duration; msgspec converts the ValueError to a validation error."""
         super().__post_init__()
-        try:
+        with Translated(ValueError, ValueError, "operationTimeout"):
             _parse_timeout(self.operation_timeout)
-        except ValueError as e:
-            raise ValueError(f"operationTimeout: {e}") from e
 
 
 class _DataMoverTransfer(Transfer):

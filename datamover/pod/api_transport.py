@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 import h11
 
 from core.clock import Clock
-from core.errors import ConfigError
+from core.errors import ConfigError, Translated
 from core.kube.errors import UnreachableError, raise_for_status
 from core.kube.transport import LineSplitter, Request, Response, check_size, keep_alive, trust_like_go
 from datamover.runtime.work_dir import attempting
@@ -123,13 +123,11 @@ class ServerConnection:
 
     async def _next_event(self) -> h11.Event:
         while True:
-            try:
+            with Translated(h11.RemoteProtocolError, HttpError, "invalid HTTP response, or closed too early"):
                 event = self._http.next_event()
                 if event is h11.NEED_DATA:
                     self._http.receive_data(await self._reader.read(_PIECE_BYTES))
                     continue
-            except h11.RemoteProtocolError as e:
-                raise HttpError(f"invalid HTTP response, or closed too early: {e}") from e
             if isinstance(event, h11.ConnectionClosed):
                 raise HttpError("connection closed before the end of the response")
             return event if isinstance(event, h11.Event) else h11.EndOfMessage()
