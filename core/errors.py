@@ -107,4 +107,5 @@ class Translated(AbstractContextManager["Translated"]):
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if isinstance(error, self._errors):
-            raise self._into(f"{self._about}: {error}") from error
+            why = "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            raise self._into(f"{self._about}: {why}") from error

@@ -19,6 +19,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.wait import wait_exponential_jitter
 
 from core.clock import Clock
+from core.errors import Translated
 from core.kube.errors import (
     ConflictError,
     ForbiddenError,
@@ -97,6 +98,11 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """Release all connections; calling it twice is allowed."""
+
+
+def reaching(request: Request, errors: type[Exception] | tuple[type[Exception], ...] = OSError) -> Translated:
+    """Return the context in which these errors, all of a connection, are an UnreachableError about the request."""
+    return Translated(errors, UnreachableError, f"{request.method} {request.path}")
 
 
 def check_size(request: Request, size_bytes: int) -> None:

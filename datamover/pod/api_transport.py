@@ -19,7 +19,7 @@ import h11
 from core.clock import Clock
 from core.errors import ConfigError, Translated
 from core.kube.errors import UnreachableError, raise_for_status
-from core.kube.transport import LineSplitter, Request, Response, check_size, keep_alive, trust_like_go
+from core.kube.transport import LineSplitter, Request, Response, check_size, keep_alive, reaching, trust_like_go
 from datamover.runtime.work_dir import attempting
 
 _PIECE_BYTES: Final = 65536
@@ -157,11 +157,9 @@ class PodTransport:
         Raises:
             UnreachableError: none arrived in time, or one larger than any object, or the token cannot be read.
         """
-        try:
+        with reaching(request):
             async with asyncio.timeout(request.timeout_seconds), self._sent(request) as (head, connection):
                 body = await _read_all(request, connection)
-        except OSError as e:
-            raise _unreachable(request, e) from e
         return Response(head.status, body, head.headers.get("retry-after"))
 
     @asynccontextmanager
@@ -174,12 +172,10 @@ class PodTransport:
             GoneError: a line is longer than any object.
         """
         async with AsyncExitStack() as held:
-            try:
+            with reaching(request):
                 async with asyncio.timeout(request.timeout_seconds):
                     head, connection = await held.enter_async_context(self._sent(request))
                     body = await _read_all(request, connection) if head.status >= _FIRST_ERROR_STATUS else b""
-            except OSError as e:
-                raise _unreachable(request, e) from e
             attempted, retry_after = f"{request.method} {request.path}", head.headers.get("retry-after")
             raise_for_status(head.status, body, attempted=attempted, retry_after=retry_after)
             yield await held.enter_async_context(aclosing(_lines(request, connection)))
@@ -255,22 +251,15 @@ async def _lines(request: Request, connection: ServerConnection) -> AsyncGenerat
     splitter = LineSplitter(request)
     async with aclosing(connection.body()) as pieces:
         while True:
-            try:
+            with reaching(request):
                 async with asyncio.timeout(request.timeout_seconds):
                     piece = await anext(pieces, b"")
-            except OSError as e:
-                raise _unreachable(request, e) from e
             if not piece:
                 break
             for line in splitter.split(piece):
                 yield line
     if splitter.rest:
         yield splitter.rest
-
-
-def _unreachable(request: Request, error: OSError) -> UnreachableError:
-    what = "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-    return UnreachableError(f"{request.method} {request.path}: {what}")
 
 
 def pod_transport(environment: Mapping[str, str], clock: Clock, account: Path = _ACCOUNT) -> PodTransport:
