@@ -404,10 +404,8 @@ class DeletionGuard:
     async def confirm(self) -> None:
         """Renew the Lease; called before each part; DeletionError: another command may delete now."""
         ahead_seconds = self._read_ahead()
-        try:
+        with Translated((AgentError, TimeoutError), DeletionError, f"Lease {DELETIONS_LEASE} cannot be renewed"):
             renewed = await self.lease.renew()
-        except (AgentError, TimeoutError) as e:
-            raise DeletionError(f"Lease {DELETIONS_LEASE} cannot be renewed: {str(e) or 'timed out'}") from e
         if not renewed:
             raise DeletionError(f"Lease {DELETIONS_LEASE} was lost, another command deletes: repeat the command")
         self._ahead_seconds = ahead_seconds

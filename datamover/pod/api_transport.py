@@ -19,7 +19,7 @@ import h11
 from core.clock import Clock
 from core.errors import ConfigError, Translated
 from core.kube.errors import UnreachableError, raise_for_status
-from core.kube.transport import LineSplitter, Request, Response, check_size, keep_alive, reaching, trust_like_go
+from core.kube.transport import LineSplitter, Request, Response, keep_alive, reaching, read_all, trust_like_go
 from datamover.runtime.work_dir import attempting
 
 _PIECE_BYTES: Final = 65536
@@ -238,13 +238,8 @@ class PodTransport:
 
 
 async def _read_all(request: Request, connection: ServerConnection) -> bytes:
-    read, size_bytes = [], 0
     async with aclosing(connection.body()) as pieces:
-        async for piece in pieces:
-            read.append(piece)
-            size_bytes += len(piece)
-            check_size(request, size_bytes)
-    return b"".join(read)
+        return await read_all(request, pieces)
 
 
 async def _lines(request: Request, connection: ServerConnection) -> AsyncGenerator[bytes, None]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import aiohttp
 
 from core.kube.errors import UnreachableError, build_error, raise_for_status
-from core.kube.transport import LineSplitter, Request, Response, check_size, reaching
+from core.kube.transport import LineSplitter, Request, Response, reaching, read_all
 
 _CONNECT_SECONDS: Final = 10.0
 _SILENCE_SECONDS: Final = 900.0
@@ -53,7 +53,7 @@ class HttpTransport:
         with reaching(request, _FAILURES):
             async with await self._send(request, timeout) as answer:
                 headers = answer.headers
-                body = await _read_all(request, answer)
+                body = await read_all(request, answer.content.iter_any())
                 return Response(answer.status, body, headers.get("Retry-After"), headers.get("Date"))
 
     @asynccontextmanager
@@ -159,16 +159,7 @@ async def _binary(request: Request, opened: aiohttp.ClientWebSocketResponse) -> 
 async def _read_rejection(request: Request, answer: aiohttp.ClientResponse) -> bytes:
     with reaching(request, _FAILURES):
         async with asyncio.timeout(_CONNECT_SECONDS):
-            return await _read_all(request, answer)
-
-
-async def _read_all(request: Request, answer: aiohttp.ClientResponse) -> bytes:
-    pieces, size_bytes = [], 0
-    async for piece in answer.content.iter_any():
-        pieces.append(piece)
-        size_bytes += len(piece)
-        check_size(request, size_bytes)
-    return b"".join(pieces)
+            return await read_all(request, answer.content.iter_any())
 
 
 async def _lines(request: Request, answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
