@@ -159,8 +159,10 @@ async def check_restore(tools: Session, planned: Sequence[PlannedRestore]) -> No
 
 async def check_creation(tools: Session, one: PlannedRestore, resource: Resource, manifest: Manifest) -> None:
     """Check by a dry run that the object could be created; RestoreError: it could not be."""
-    changed = f"PVC {one.target} cannot be restored, nothing was changed"
-    with Translated(KubeError, RestoreError, changed), suppress(AlreadyExistsError):
+    with (
+        Translated(KubeError, RestoreError, f"PVC {one.target} cannot be restored, nothing was changed"),
+        suppress(AlreadyExistsError),
+    ):
         await tools.client.try_create(resource, manifest)
 
 
