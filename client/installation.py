@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from client.text import EventLine, missing
-from core.errors import AgentError, ConfigError
+from core.errors import AgentError, ConfigError, Translated
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError, UnauthorizedError, UnreachableError
 from core.kube.resources import DAEMON_SETS, EVENTS, PODS, Resource
@@ -75,17 +75,13 @@ class InstalledAgents(NamedTuple):
 async def read_agents(client: KubeClient, namespace: str) -> InstalledAgents:
     """Return the same with what its controller says of the pods; see `read_settings`."""
     place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
-    try:
+    with Translated(KubeError, ConfigError, f"{place} cannot be read"):
         daemonset = await client.read(DAEMON_SETS, namespace, AGENT_DAEMONSET)
-    except KubeError as e:
-        raise ConfigError(f"{place} cannot be read: {e}") from e
     if daemonset is None:
         raise ConfigError(f"{place} does not exist: use --namespace, or install the agent")
     status = daemonset.get("status") or {}
-    try:
+    with Translated(ConfigError, ConfigError, place):
         settings = parse_serve(serve_words(daemonset))
-    except ConfigError as e:
-        raise ConfigError(f"{place}: {e}") from e
     return InstalledAgents(settings, status.get("desiredNumberScheduled") or 0, status.get("numberReady") or 0)
 
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec import field
 
-from core.errors import AgentError, ContractError
+from core.errors import AgentError, ContractError, Translated
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import LEASES, PODS
 from core.models.base import WireModel
@@ -89,10 +89,8 @@ async def read_leader_page(client: KubeClient, namespace: str, settings: Setting
     """
     check_reachable(settings)
     raw = await client.pod_page(namespace, pod, port=status_address(settings).port, path=_PATH)
-    try:
+    with Translated(ContractError, LeaderUnavailableError, f"{_PATH} of Pod {namespace}/{pod} is of another version"):
         page = LeaderPage.from_wire(raw)
-    except ContractError as e:
-        raise LeaderUnavailableError(f"{_PATH} of Pod {namespace}/{pod} is of another version: {e}") from e
     if not page.dispatcher.leading:
         raise LeaderUnavailableError(f"Pod {namespace}/{pod} is not the leader any more")
     return page

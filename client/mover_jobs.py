@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from client.installation import find_last_warning, read_named, read_settings
 from client.session import REQUEST_TIMEOUT, Session, StepTimeoutError
 from core.clock import Deadline
-from core.errors import AgentError, ResultError
+from core.errors import AgentError, ResultError, Translated
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, KubeError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, JOBS
@@ -94,10 +94,8 @@ class JobAnswer:
             IncompleteLogError: the log does not have all that it wrote, of any kind.
             ContractError: the termination message is invalid, or from agents of an older version.
         """
-        try:
+        with Translated(ResultError, IncompleteLogError, self.source):
             return read_output(kind, self.message, self.log)
-        except ResultError as e:
-            raise IncompleteLogError(f"{self.source}: {e}") from e
 
 
 async def read_location(client: KubeClient, namespace: str, name: str) -> BackupStorageLocation:

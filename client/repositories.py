@@ -38,14 +38,7 @@ from core.mover_specs import ReportSnapshots
 from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotVerdict
 from exposer.pod_status import diagnose_pod
 from nodeagent.config.repositories import MaintenanceSettings, ParsedMaintenance, parse_maintenance, read_maintenance
-from nodeagent.maintenance.jobs import (
-    SUSPENDED,
-    MaintenanceJob,
-    RepositoryJobs,
-    describe_end,
-    list_jobs,
-    read_pod,
-)
+from nodeagent.maintenance.jobs import SUSPENDED, MaintenanceJob, RepositoryJobs, describe_end, list_jobs, read_pod
 from nodeagent.maintenance.record import MaintenanceRecord
 from nodeagent.maintenance.rules import MaintenanceView, decide_memory, find_location_hold, is_full_incomplete, view_of
 from nodeagent.maintenance.verification import verification_of

@@ -3,6 +3,8 @@
 Errors of the API server are in `core.kube.errors`.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import ClassVar
 
 
@@ -89,3 +91,21 @@ class CanceledError(DataPathError):
     """The transfer was canceled on request."""
 
     exit_code = 14
+
+
+class Translated(AbstractContextManager["Translated"]):
+    """Raises an error of its block as another one, whose text says before what was attempted, or what is wrong."""
+
+    def __init__(
+        self,
+        errors: type[Exception] | tuple[type[Exception], ...],
+        into: Callable[[str], Exception],
+        about: str,
+    ) -> None:
+        """Translate these errors; `into` returns the new one with a text, which begins with `about`."""
+        self._errors, self._into, self._about = errors, into, about
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, self._errors):
+            why = "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            raise self._into(f"{self._about}: {why}") from error

@@ -12,23 +12,8 @@ from core.contract import MoverVerb
 from core.errors import ConfigError, ContractError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
 from core.kube.types import UncheckedObject
+from core.models import names
 from core.models.backups import SavedClaim
-from core.models.names import (
-    ASYNC_OPERATION_ID_LABEL,
-    BACKUP_ANNOTATION,
-    BACKUP_TAG,
-    BACKUP_UID_TAG,
-    BACKUP_VOLUMES_ANNOTATION,
-    BACKUP_VOLUMES_TAG,
-    BLOCK_DATA_MOVER,
-    CLAIM_TAG,
-    DATA_UPLOAD_REQUESTER,
-    OBJECT_NAME,
-    POD_VOLUME_REQUESTER,
-    PVC_NAME_ANNOTATION,
-    SNAPSHOT_REQUESTER_TAG,
-    UPLOADER_TAG,
-)
 from core.models.transfer_settings import (
     COMPARE_CONTENT,
     DELETE_EXTRA_FILES,
@@ -94,17 +79,17 @@ def plan_of(cr: Transfer) -> BackupPlan | str:
     """Return what the transfer backs up, or the snapshot that it restores. Raises ContractError for any other kind."""
     match cr:
         case DataUpload():
-            uploader = BLOCK_DATA_MOVER if cr.by_block else _KOPIA
-            source = f"{DATA_UPLOAD_REQUESTER}/{uploader}/{cr.spec.source_namespace}/{cr.spec.source_pvc}"
-            operation = cr.metadata.labels.get(ASYNC_OPERATION_ID_LABEL, "")
-            tags = _tags(cr, DATA_UPLOAD_REQUESTER, uploader) | {ASYNC_OPERATION_ID_LABEL: operation}
+            uploader = names.BLOCK_DATA_MOVER if cr.by_block else _KOPIA
+            source = f"{names.DATA_UPLOAD_REQUESTER}/{uploader}/{cr.spec.source_namespace}/{cr.spec.source_pvc}"
+            operation = cr.metadata.labels.get(names.ASYNC_OPERATION_ID_LABEL, "")
+            tags = _tags(cr, names.DATA_UPLOAD_REQUESTER, uploader) | {names.ASYNC_OPERATION_ID_LABEL: operation}
             return BackupPlan(source, tags, cr.spec.parent_snapshot or AUTO_PARENT, cr.by_block)
         case PodVolumeBackup():
-            volume = cr.metadata.annotations.get(PVC_NAME_ANNOTATION) or cr.spec.volume
-            source = f"{POD_VOLUME_REQUESTER}/{_KOPIA}/{cr.spec.pod.namespace}/{cr.spec.pod.name}/{volume}"
-            uid = cr.spec.tags.get(BACKUP_UID_TAG, "")
+            volume = cr.metadata.annotations.get(names.PVC_NAME_ANNOTATION) or cr.spec.volume
+            source = f"{names.POD_VOLUME_REQUESTER}/{_KOPIA}/{cr.spec.pod.namespace}/{cr.spec.pod.name}/{volume}"
+            uid = cr.spec.tags.get(names.BACKUP_UID_TAG, "")
             # Velero leaves it out, and does not know later whose snapshot it is.
-            tags = _tags(cr, POD_VOLUME_REQUESTER, _KOPIA) | ({BACKUP_UID_TAG: uid} if uid else {})
+            tags = _tags(cr, names.POD_VOLUME_REQUESTER, _KOPIA) | ({names.BACKUP_UID_TAG: uid} if uid else {})
             return BackupPlan(source, tags, cr.spec.parent_snapshot or AUTO_PARENT)
         case DataDownload() | PodVolumeRestore():
             return cr.spec.snapshot_id
@@ -113,15 +98,15 @@ def plan_of(cr: Transfer) -> BackupPlan | str:
 
 def _tags(cr: Transfer, requester: str, uploader: str) -> dict[str, str]:
     """Return the tags of both kinds; a backup's as the annotations of `cr` name them, as far as they are valid."""
-    tags = {SNAPSHOT_REQUESTER_TAG: requester, UPLOADER_TAG: uploader}
+    tags = {names.SNAPSHOT_REQUESTER_TAG: requester, names.UPLOADER_TAG: uploader}
     annotations = cr.metadata.annotations
-    backup, claim = annotations.get(BACKUP_ANNOTATION, ""), SavedClaim.from_annotations(annotations)
-    if OBJECT_NAME.fullmatch(backup):
-        tags[BACKUP_TAG] = backup
-        if count := parse_count(annotations.get(BACKUP_VOLUMES_ANNOTATION, "")):
-            tags[BACKUP_VOLUMES_TAG] = str(count)
+    backup, claim = annotations.get(names.BACKUP_ANNOTATION, ""), SavedClaim.from_annotations(annotations)
+    if names.OBJECT_NAME.fullmatch(backup):
+        tags[names.BACKUP_TAG] = backup
+        if count := parse_count(annotations.get(names.BACKUP_VOLUMES_ANNOTATION, "")):
+            tags[names.BACKUP_VOLUMES_TAG] = str(count)
     if claim is not None:
-        tags[CLAIM_TAG] = claim.text
+        tags[names.CLAIM_TAG] = claim.text
     return tags
 
 

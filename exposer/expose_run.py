@@ -17,19 +17,9 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
 from core.errors import ContractError, ExposeError
+from core.kube import resources as kube
 from core.kube.client import Deletion, KubeClient
 from core.kube.errors import AlreadyExistsError, ForbiddenError, KubeError
-from core.kube.resources import (
-    BACKUP_STORAGE_LOCATIONS,
-    CONFIG_MAPS,
-    PERSISTENT_VOLUME_CLAIMS,
-    PODS,
-    SECRETS,
-    STORAGE_CLASSES,
-    VOLUME_SNAPSHOT_CONTENTS,
-    VOLUME_SNAPSHOTS,
-    Resource,
-)
 from core.kube.types import ConfigObject, Manifest, Object, ObjectT, VolumeSnapshotContent
 from core.logs import fields
 from core.models.names import BASE_SNAPSHOT_LABEL, COPY_LABEL, OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
@@ -37,21 +27,10 @@ from core.models.phases import Interruption
 from core.models.reasons import PendingReason
 from core.models.storage import BackupStorageLocation
 from core.models.units import parse_quantity
+from exposer import ownership
 from exposer.causes import CauseFinder
 from exposer.manifests import build_cache_claim, cache_claim_name
 from exposer.model import CopyPlan, Guard, NotOwnerError, Owner, Pending, PendingError, Reader
-from exposer.ownership import (
-    DELETE,
-    check_copy,
-    create_pod,
-    created_by_velero,
-    delete_claim,
-    delete_object,
-    delete_owned,
-    describe_object,
-    is_being_provisioned,
-    is_copy_for,
-)
 from exposer.pod_status import attempt_of
 from exposer.settings import CacheVolume, StorageAccess
 from exposer.sources import settle_source
@@ -70,10 +49,10 @@ class MoverExposer:
 
         The pod's node may be the only one that reaches the volume of the cache.
         """
-        pending = await delete_owned(self._client, request.owner, PODS, guard=guard)
+        pending = await ownership.delete_owned(self._client, request.owner, kube.PODS, guard=guard)
         if pending or last.in_place:
             return pending
-        return await delete_claim(self._client, request.owner, cache_claim_name(request.owner), guard=guard)
+        return await ownership.delete_claim(self._client, request.owner, cache_claim_name(request.owner), guard=guard)
 
 
 class ExposeRun:
@@ -83,8 +62,8 @@ class ExposeRun:
         self.client = client
         self.owner = owner
         self._guard = guard
-        self._seen: list[tuple[Resource, Object]] = []
-        self._absent: set[tuple[Resource, str]] = set()
+        self._seen: list[tuple[kube.Resource, Object]] = []
+        self._absent: set[tuple[kube.Resource, str]] = set()
         self._created = False
 
     async def __aenter__(self) -> Self:
@@ -107,34 +86,34 @@ class ExposeRun:
                 await self._undo(e)
                 raise
 
-    async def read(self, resource: Resource[ObjectT], name: str) -> ObjectT | None:
+    async def read(self, resource: kube.Resource[ObjectT], name: str) -> ObjectT | None:
         """Return the owner's object of that name; PendingError: one to be deleted has it, ExposeError: another has."""
         obj = await self.client.read(resource, self._namespace(resource), name)
         if obj is None:
             self._absent.add((resource, name))
             return None
-        place = describe_object(resource, obj)
+        place = ownership.describe_object(resource, obj)
         if obj["metadata"].get("deletionTimestamp"):
             raise PendingError(
                 Pending(PendingReason.NAME_TAKEN, f"{place} of an earlier attempt is still being deleted")
             )
-        copied = resource in {SECRETS, CONFIG_MAPS}
-        if is_copy_for(obj, self.owner) if copied else _exposed_for(obj, self.owner):
-            if resource == PODS and attempt_of(obj) != self.owner.attempt:
+        copied = resource in {kube.SECRETS, kube.CONFIG_MAPS}
+        if ownership.is_copy_for(obj, self.owner) if copied else _exposed_for(obj, self.owner):
+            if resource == kube.PODS and attempt_of(obj) != self.owner.attempt:
                 # It may be a later one, which another agent has begun.
                 await self.confirm()
-                if pending := await delete_object(self.client, resource, obj):
+                if pending := await ownership.delete_object(self.client, resource, obj):
                     raise PendingError(pending)
                 return None
             self._seen.append((resource, obj))
             return obj
         if copied:
-            raise PendingError(check_copy(resource, obj))
-        if created_by_velero(obj, self.owner):
+            raise PendingError(ownership.check_copy(resource, obj))
+        if ownership.created_by_velero(obj, self.owner):
             raise ExposeError(f"{place} was created by Velero's node-agent for an expose that it did not complete")
         raise PendingError(self._name_taken(obj, place))
 
-    async def ensure(self, resource: Resource[ObjectT], manifest: Manifest) -> ObjectT:
+    async def ensure(self, resource: kube.Resource[ObjectT], manifest: Manifest) -> ObjectT:
         """Return the owner's object, created from `manifest` where it does not exist yet.
 
         Raises:
@@ -149,8 +128,8 @@ class ExposeRun:
         await self._guard(sure=False)
         self._created = True
         try:
-            if resource == PODS:
-                created = cast("ObjectT", await create_pod(self.client, manifest))
+            if resource == kube.PODS:
+                created = cast("ObjectT", await ownership.create_pod(self.client, manifest))
             else:
                 created = await self.client.create(resource, manifest)
         except AlreadyExistsError:
@@ -169,7 +148,7 @@ class ExposeRun:
 
     async def read_storage_access(self, location: str) -> StorageAccess:
         """Return what the movers of that location need; nothing, if it is missing or invalid: they will fail."""
-        raw = await self.client.read(BACKUP_STORAGE_LOCATIONS, self.owner.namespace, location)
+        raw = await self.client.read(kube.BACKUP_STORAGE_LOCATIONS, self.owner.namespace, location)
         with suppress(ContractError):
             return StorageAccess.of(BackupStorageLocation.parse(raw)) if raw is not None else StorageAccess()
         return StorageAccess()
@@ -203,20 +182,20 @@ class ExposeRun:
             else:
                 _log.info("deleting object of a finished transfer", extra=extra)
 
-    async def _delete(self, resource: Resource, obj: Object) -> bool:
+    async def _delete(self, resource: kube.Resource, obj: Object) -> bool:
         """Delete one object; return whether that was done, so that what it was created from may be deleted too."""
         meta, namespace, version = obj["metadata"], self._namespace(resource), ""
-        if resource == PERSISTENT_VOLUME_CLAIMS:
+        if resource == kube.PERSISTENT_VOLUME_CLAIMS:
             # It may have got its volume since it was seen.
-            claim = await self.client.read(PERSISTENT_VOLUME_CLAIMS, namespace, meta["name"])
+            claim = await self.client.read(kube.PERSISTENT_VOLUME_CLAIMS, namespace, meta["name"])
             if claim is None or claim["metadata"]["uid"] != meta["uid"]:
                 return True
-            if claim["spec"].get("volumeName") or await is_being_provisioned(self.client, claim):
+            if claim["spec"].get("volumeName") or await ownership.is_being_provisioned(self.client, claim):
                 return False
             version = claim["metadata"]["resourceVersion"]
-        if resource in {VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS}:
+        if resource in {kube.VOLUME_SNAPSHOTS, kube.VOLUME_SNAPSHOT_CONTENTS}:
             # The snapshot controller deletes the content with its VolumeSnapshot.
-            for content in [seen for kind, seen in self._seen if kind == VOLUME_SNAPSHOT_CONTENTS]:
+            for content in [seen for kind, seen in self._seen if kind == kube.VOLUME_SNAPSHOT_CONTENTS]:
                 await settle_source(self.client, cast("VolumeSnapshotContent", content))
         deletion = await self.client.delete(
             resource, namespace, meta["name"], uid=meta["uid"], resource_version=version
@@ -243,7 +222,7 @@ class ExposeRun:
         text = f"{place} belongs to {other[0]} {other[1]}, which has the same name and is not finished"
         return Pending(PendingReason.NAME_TAKEN, text, blocked=True)
 
-    def _namespace(self, resource: Resource) -> str:
+    def _namespace(self, resource: kube.Resource) -> str:
         return self.owner.namespace if resource.namespaced else ""
 
 
@@ -272,7 +251,7 @@ def _controller_of(obj: Object, name: str) -> tuple[str, str] | None:
     return (str(found.get("kind", "")), str(found.get("name", ""))) if found is not None else None
 
 
-_KINDS: Final = {resource.kind: resource for resource in (SECRETS, CONFIG_MAPS)}
+_KINDS: Final = {resource.kind: resource for resource in (kube.SECRETS, kube.CONFIG_MAPS)}
 _CONTENT: Final = ("type", "data", "binaryData")
 
 _T = TypeVar("_T")
@@ -288,8 +267,8 @@ async def check_copies(reader: Reader, plan: CopyPlan) -> None:
     for resource, name in _objects(plan.needed):
         await _read_source(reader, resource, plan.namespace, name)
         found = await _permitted(reader.read(resource, plan.owner.namespace, name), resource, plan.owner.namespace)
-        if found is not None and not is_copy_for(found, plan.owner):
-            raise PendingError(check_copy(resource, found))
+        if found is not None and not ownership.is_copy_for(found, plan.owner):
+            raise PendingError(ownership.check_copy(resource, found))
 
 
 async def ensure_copies(run: ExposeRun, plan: CopyPlan) -> None:
@@ -310,20 +289,20 @@ async def delete_copies(client: KubeClient, plan: CopyPlan) -> Pending | None:
                 raise
             # Without the permission nothing was accepted, hence nothing copied.
             continue
-        if found is None or not is_copy_for(found, plan.owner):
+        if found is None or not ownership.is_copy_for(found, plan.owner):
             continue
-        if pending := await delete_object(client, resource, found):
+        if pending := await ownership.delete_object(client, resource, found):
             return pending
     return None
 
 
-def _objects(words: Iterable[str]) -> Iterator[tuple[Resource[ConfigObject], str]]:
+def _objects(words: Iterable[str]) -> Iterator[tuple[kube.Resource[ConfigObject], str]]:
     """Return resource and name of each of `words`; an annotation may hold anything, so others are ignored."""
     parts = (word.partition("/") for word in words)
     return ((_KINDS[kind], name) for kind, _, name in parts if kind in _KINDS and name)
 
 
-async def _permitted(read: Awaitable[_T], resource: Resource, namespace: str) -> _T:
+async def _permitted(read: Awaitable[_T], resource: kube.Resource, namespace: str) -> _T:
     """Return what `read` returns; raise ExposeError if the agent lacks the permission."""
     try:
         return await read
@@ -334,7 +313,9 @@ async def _permitted(read: Awaitable[_T], resource: Resource, namespace: str) ->
         ) from e
 
 
-async def _read_source(reader: Reader, resource: Resource[ConfigObject], namespace: str, name: str) -> ConfigObject:
+async def _read_source(
+    reader: Reader, resource: kube.Resource[ConfigObject], namespace: str, name: str
+) -> ConfigObject:
     source = await _permitted(reader.read(resource, namespace, name), resource, namespace)
     if source is None:
         text = f"{resource.kind} {namespace}/{name} does not exist, and is to be copied for the volume"
@@ -342,7 +323,7 @@ async def _read_source(reader: Reader, resource: Resource[ConfigObject], namespa
     return source
 
 
-def _build_copy(owner: Owner, resource: Resource, source: ConfigObject) -> Manifest:
+def _build_copy(owner: Owner, resource: kube.Resource, source: ConfigObject) -> Manifest:
     """Return the copy: only the content, so that no label or annotation of a user gives it another meaning."""
     meta = {
         "name": source["metadata"]["name"],
@@ -366,7 +347,7 @@ async def ensure_cache(run: ExposeRun, cache: CacheVolume | None, *, node: str |
         extra = fields(kind=owner.kind, namespace=owner.namespace, name=owner.name, reason=problem)
         _log.warning("cannot create a cache volume, using the node's disk for the cache", extra=extra)
         return None
-    claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, build_cache_claim(owner, cache, node=node))
+    claim = await run.ensure(kube.PERSISTENT_VOLUME_CLAIMS, build_cache_claim(owner, cache, node=node))
     return cache.within(int(parse_quantity(claim["spec"]["resources"]["requests"]["storage"])) >> 30)
 
 
@@ -374,10 +355,10 @@ async def _problem_of(client: KubeClient, cache: CacheVolume) -> str | None:
     """Return why the class cannot be used for a cache volume; None where it can."""
     if not cache.storage_class:
         return "cachePVC has no storageClass"
-    found = await client.read(STORAGE_CLASSES, "", cache.storage_class)
+    found = await client.read(kube.STORAGE_CLASSES, "", cache.storage_class)
     if found is None:
         return f"StorageClass {cache.storage_class} does not exist"
-    policy = found.get("reclaimPolicy") or DELETE
-    if policy != DELETE:
+    policy = found.get("reclaimPolicy") or ownership.DELETE
+    if policy != ownership.DELETE:
         return f"StorageClass {cache.storage_class} has reclaimPolicy {policy}: cache volumes would not be deleted"
     return None

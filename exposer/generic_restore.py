@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Final
 
 from core.contract import VolumeMode
-from core.errors import ExposeError
+from core.errors import ExposeError, Translated
 from core.kube.client import Selection
 from core.kube.errors import NotFoundError
 from core.kube.resources import NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, STORAGE_CLASSES
@@ -29,36 +29,9 @@ from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, P
 from core.models.base import parse_time
 from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
-from exposer import in_place
+from exposer import in_place, manifests, ownership
 from exposer.expose_run import ExposeRun, MoverExposer, check_copies, delete_copies, ensure_cache, ensure_copies
-from exposer.manifests import (
-    build_changed_volume,
-    build_restore_claim,
-    cache_claim_name,
-    changed_name,
-    point_at_claim,
-    volume_mode,
-)
 from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, PendingError, Reader, RestoreRequest, or_pending
-from exposer.ownership import (
-    BOUND_BY_CONTROLLER,
-    DELETE,
-    RETAIN,
-    attachment_names,
-    binds_late,
-    delete_claim,
-    delete_owned,
-    describe_reclaim,
-    find_detaching,
-    find_marked_volume,
-    is_provisioned,
-    name_other_restore,
-    original_policy,
-    read_owned,
-    replace_volume,
-    restore_reclaim_policy,
-    set_reclaim_policy,
-)
 from exposer.pod_manifest import Placement
 from exposer.pods import build_restore_pod
 from exposer.sources import WINDOWS_ONLY, delete_base, leave_to_velero
@@ -109,7 +82,7 @@ class GenericRestoreExposer(MoverExposer):
             kept = await self.read_volume(request)
             with suppress(PendingError):
                 target = await self._read_target(request, self._client)
-                if not kept.provisioned and volume_mode(target) is VolumeMode.FILESYSTEM:
+                if not kept.provisioned and manifests.volume_mode(target) is VolumeMode.FILESYSTEM:
                     raise ExposeError(
                         f"PersistentVolumeClaim {request.owner.namespace}/{request.owner.name} was bound to the "
                         f"existing PersistentVolume {kept.pv_name}, whose volumeMode cannot become the target PVC's"
@@ -120,7 +93,7 @@ class GenericRestoreExposer(MoverExposer):
         owner = request.owner
         await in_place.take_over_lent(self._client, request)
         place = f"PersistentVolumeClaim {owner.namespace}/{owner.name} with the restored data"
-        claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS)
+        claim = await ownership.read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS)
         if claim is None:
             raise ExposeError(f"{place} no longer exists")
         name = claim["spec"].get("volumeName", "")
@@ -130,20 +103,20 @@ class GenericRestoreExposer(MoverExposer):
         if volume is None:
             stays = await self._explain_device(request)
             raise ExposeError(f"PersistentVolume of {place} no longer exists{stays}")
-        return KeptVolume(name, original_policy(volume), provisioned=is_provisioned(volume))
+        return KeptVolume(name, ownership.original_policy(volume), provisioned=ownership.is_provisioned(volume))
 
     async def clean_up(self, request: RestoreRequest) -> Pending | None:
         """Delete the expose objects; None once nothing is left. A rebound volume stays."""
         owner = request.owner
         # With copies: the driver may need them to delete the volume.
         marks: Manifest | None = {"labels": owner.labels} if request.copies.possible else None
-        pending = await delete_owned(self._client, owner, PODS)
-        pending = pending or await delete_claim(self._client, owner, owner.name, marks=marks)
-        pending = pending or await delete_claim(self._client, owner, cache_claim_name(owner))
+        pending = await ownership.delete_owned(self._client, owner, PODS)
+        pending = pending or await ownership.delete_claim(self._client, owner, owner.name, marks=marks)
+        pending = pending or await ownership.delete_claim(self._client, owner, manifests.cache_claim_name(owner))
         if pending is None and request.by_block and request.volume:
             pending = await in_place.delete_shown(self._client, owner.uid, request.volume)
         if pending is None and marks:
-            pending = await find_marked_volume(self._client, owner)
+            pending = await ownership.find_marked_volume(self._client, owner)
         pending = pending or await delete_copies(self._client, request.copies)
         return pending or await delete_base(self._client, request)
 
@@ -171,7 +144,9 @@ class GenericRestoreExposer(MoverExposer):
             selection = Selection(PODS, request.target_namespace, field_selector="status.phase=Pending")
             tolerations = tolerations_of_consumers(await self._client.list(selection), request.target_claim)
             placement = replace(placement, tolerations=tolerations)
-        manifest = build_restore_pod(request, volume_mode(claim), placement=placement, storage=storage, cache=cache)
+        manifest = build_restore_pod(
+            request, manifests.volume_mode(claim), placement=placement, storage=storage, cache=cache
+        )
         return await run.ensure(PODS, manifest)
 
     async def _is_gone(self, node: str) -> bool:
@@ -199,7 +174,7 @@ class GenericRestoreExposer(MoverExposer):
             taken = await in_place.ensure_taken(self._client, run, request=request, volume=existing)
             existing = await in_place.ensure_shown(self._client, run, request=request, volume=taken)
         excluded = request.settings.excluded_metadata
-        manifest = build_restore_claim(
+        manifest = manifests.build_restore_claim(
             request.owner, target, node=node, excluded=excluded, volume=existing, by_block=request.by_block
         )
         return await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
@@ -236,7 +211,7 @@ class GenericRestoreExposer(MoverExposer):
                 # To change one, it is deleted and created again.
                 text = f"StorageClass {class_name} of {place} does not exist"
                 raise PendingError(Pending(PendingReason.TARGET_CLASS_MISSING, text, blocked=True))
-            if binds_late(storage_class):
+            if ownership.binds_late(storage_class):
                 node = (target["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION)
                 if node:
                     return Placement(node=node)
@@ -256,10 +231,8 @@ class GenericRestoreExposer(MoverExposer):
         if volume is None or volume["metadata"].get("deletionTimestamp"):
             stays = await self._explain_device(request)
             raise ExposeError(f"PersistentVolume {kept.pv_name} with the restored data was deleted{stays}")
-        try:
+        with Translated(NotFoundError, ExposeError, "cannot bind the restored volume to the target PVC"):
             return await self._rebind(request, kept, target=target, volume=volume)
-        except NotFoundError as e:
-            raise ExposeError(f"cannot bind the restored volume to the target PVC: {e}") from e
 
     async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         """Delete a volume that cannot be rebound; None once it is deleted.
@@ -273,16 +246,16 @@ class GenericRestoreExposer(MoverExposer):
         name = volume["metadata"]["name"]
         target = await self._client.read(PERSISTENT_VOLUME_CLAIMS, request.target_namespace, request.target_claim)
         if target is not None and target["spec"].get("volumeName") == name:
-            await restore_reclaim_policy(self._client, volume, kept.reclaim_policy)
+            await ownership.restore_reclaim_policy(self._client, volume, kept.reclaim_policy)
             return None
         if not _owned_by_restore(request, volume):
             return None
-        pending = describe_reclaim(volume)
+        pending = ownership.describe_reclaim(volume)
         try:
             if kept.provisioned:
-                volume = await set_reclaim_policy(self._client, volume, DELETE)
+                volume = await ownership.set_reclaim_policy(self._client, volume, ownership.DELETE)
             else:
-                volume = await restore_reclaim_policy(self._client, volume, kept.reclaim_policy)
+                volume = await ownership.restore_reclaim_policy(self._client, volume, kept.reclaim_policy)
             deleting = await self._delete_pod_and_claim(request.owner)
             if deleting:
                 return deleting
@@ -292,7 +265,9 @@ class GenericRestoreExposer(MoverExposer):
                 # was only made Available again. To delete the object is not enough: a provisioner acts on Released.
                 # Source: sig-storage-lib-external-provisioner v11, controller/controller.go.
                 owner = request.owner
-                patch: Manifest = {"spec": {"claimRef": point_at_claim(owner.namespace, owner.name, owner.uid)}}
+                patch: Manifest = {
+                    "spec": {"claimRef": manifests.point_at_claim(owner.namespace, owner.name, owner.uid)}
+                }
                 await self._client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
         except NotFoundError:
             return None
@@ -328,9 +303,9 @@ class GenericRestoreExposer(MoverExposer):
             # By these, garbage collection deletes it or, once it is bound to the target, restores its policy.
             marks = {"labels": request.owner.labels, "annotations": in_place.record_claim(request, kept.reclaim_policy)}
             marks = marks if kept.provisioned else {}
-            volume = await set_reclaim_policy(self._client, volume, RETAIN, marks=marks)
+            volume = await ownership.set_reclaim_policy(self._client, volume, ownership.RETAIN, marks=marks)
             shown = in_place.shown_name(request, volume) if request.volume else name
-            names = () if request.volume else attachment_names(volume, request.nodes)
+            names = () if request.volume else ownership.attachment_names(volume, request.nodes)
             pending = await self._delete_pod_and_claim(request.owner, attached=shown, names=names)
             if pending is None and shown != name:
                 pending = await in_place.delete_shown(self._client, request.owner.uid, name)
@@ -339,7 +314,7 @@ class GenericRestoreExposer(MoverExposer):
             # Read again: its controller has recorded meanwhile that the PVC was deleted.
             volume = await self._client.get(PERSISTENT_VOLUMES, "", name)
             _check_owned(request, volume)
-            if volume_mode(volume) is not volume_mode(target):
+            if manifests.volume_mode(volume) is not manifests.volume_mode(target):
                 return await self._change_mode(request, kept, volume)
             await self._point_volume(volume, target)
             # Its controller is to see that first. If it sees the PVC point at a volume that is another PVC's, it looks
@@ -350,7 +325,7 @@ class GenericRestoreExposer(MoverExposer):
             target = await self._client.patch_if_unchanged(PERSISTENT_VOLUME_CLAIMS, target, change)
         if not _bound(volume, target):
             return _binding(request, name)
-        await restore_reclaim_policy(self._client, volume, kept.reclaim_policy)
+        await ownership.restore_reclaim_policy(self._client, volume, kept.reclaim_policy)
         return None
 
     async def _read_volume(self, request: RestoreRequest, kept: KeptVolume) -> PersistentVolume | Pending | None:
@@ -359,7 +334,7 @@ class GenericRestoreExposer(MoverExposer):
         changes = request.by_block and not request.volume
         if not changes or (volume is not None and not volume["metadata"].get("deletionTimestamp")):
             return volume
-        changed = await self._client.read(PERSISTENT_VOLUMES, "", changed_name(kept.pv_name))
+        changed = await self._client.read(PERSISTENT_VOLUMES, "", manifests.changed_name(kept.pv_name))
         if volume is None or changed is None:
             return changed or volume
         return _changing(kept)
@@ -373,11 +348,11 @@ class GenericRestoreExposer(MoverExposer):
 
     async def _change_mode(self, request: RestoreRequest, kept: KeptVolume, volume: PersistentVolume) -> Pending:
         """Replace the retained volume of a device by one with a file system; raise ExposeError if it may not."""
-        if not kept.provisioned or volume_mode(volume) is not VolumeMode.BLOCK:
+        if not kept.provisioned or manifests.volume_mode(volume) is not VolumeMode.BLOCK:
             mode = volume["spec"].get("volumeMode")
             raise ExposeError(f"PersistentVolume {kept.pv_name} has volumeMode {mode}, unlike the target PVC")
-        manifest = build_changed_volume(volume, fs_type=request.fs_type or kept.fs_type)
-        await replace_volume(self._client, request.owner, volume, manifest)
+        manifest = manifests.build_changed_volume(volume, fs_type=request.fs_type or kept.fs_type)
+        await ownership.replace_volume(self._client, request.owner, volume, manifest)
         return _changing(kept)
 
     async def _delete_pod_and_claim(
@@ -387,10 +362,10 @@ class GenericRestoreExposer(MoverExposer):
 
         `names` are the VolumeAttachments that it may have; none: not known.
         """
-        pending = await delete_owned(self._client, owner, PODS)
+        pending = await ownership.delete_owned(self._client, owner, PODS)
         if pending is None and attached:
-            pending = await find_detaching(self._client, attached, names)
-        return pending or await delete_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS)
+            pending = await ownership.find_detaching(self._client, attached, names)
+        return pending or await ownership.delete_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS)
 
     async def _read_bound_target(self, request: RestoreRequest, kept: KeptVolume) -> PersistentVolumeClaim:
         namespace, name = request.target_namespace, request.target_claim
@@ -400,7 +375,7 @@ class GenericRestoreExposer(MoverExposer):
             raise ExposeError(f"{place} was deleted")
         other = target["spec"].get("volumeName") or kept.pv_name
         changes = request.by_block and not request.volume
-        if other not in {kept.pv_name, *([changed_name(kept.pv_name)] if changes else [])}:
+        if other not in {kept.pv_name, *([manifests.changed_name(kept.pv_name)] if changes else [])}:
             raise ExposeError(f"{place} was bound to PersistentVolume {other} meanwhile")
         if (target.get("status") or {}).get("phase") == "Lost":
             raise ExposeError(f"{place} has phase Lost")
@@ -413,8 +388,8 @@ class GenericRestoreExposer(MoverExposer):
         present = volume["metadata"].get("labels") or {}
         labels = {key: value for key, value in selected.items() if key not in present}
         patch: Manifest = {
-            "metadata": {"labels": labels, "annotations": {BOUND_BY_CONTROLLER: None}},
-            "spec": {"claimRef": point_at_claim(meta["namespace"], meta["name"], meta["uid"])},
+            "metadata": {"labels": labels, "annotations": {ownership.BOUND_BY_CONTROLLER: None}},
+            "spec": {"claimRef": manifests.point_at_claim(meta["namespace"], meta["name"], meta["uid"])},
         }
         return await self._client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
@@ -425,7 +400,7 @@ def _binding(request: RestoreRequest, volume: str) -> Pending:
 
 
 def _changing(kept: KeptVolume) -> Pending:
-    text = f"PersistentVolume {kept.pv_name} of the device is being replaced by {changed_name(kept.pv_name)}"
+    text = f"PersistentVolume {kept.pv_name} of the device is being replaced by {manifests.changed_name(kept.pv_name)}"
     return Pending(PendingReason.BINDING, text)
 
 
@@ -454,7 +429,7 @@ def _check_restore(request: RestoreRequest, target: PersistentVolumeClaim) -> No
     too, and brings no data. An existing volume goes to no other PVC in any case.
     Source: Velero v1.18, pkg/restore/restore.go (addRestoreLabels, processUpdateResourcePolicy).
     """
-    asked, other = request.requested_at, name_other_restore(target, request.restore)
+    asked, other = request.requested_at, ownership.name_other_restore(target, request.restore)
     if request.volume or asked is None or other is None:
         return
     if parse_time(target["metadata"]["creationTimestamp"]) - asked > _TARGET_TIMEOUT:

@@ -24,30 +24,12 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ForbiddenError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.kube.types import Manifest, ObjectReference, PersistentVolume, PersistentVolumeClaim
-from core.models.names import (
-    IN_PLACE_CLAIM_ANNOTATION,
-    IN_PLACE_LABEL,
-    RECLAIM_POLICY_ANNOTATION,
-    RELEASED_CLAIM_ANNOTATION,
-)
+from core.models import names as wire
 from core.models.reasons import PendingReason
+from exposer import ownership
 from exposer.expose_run import ExposeRun
 from exposer.manifests import build_claim_reference, point_at_claim, volume_mode
 from exposer.model import Owner, Pending, PendingError, Reader, RestoreRequest
-from exposer.ownership import (
-    BOUND_BY_CONTROLLER,
-    RETAIN,
-    attached_nodes,
-    delete_object,
-    find_detaching,
-    name_other_restore,
-    original_policy,
-    patch_if_there,
-    patch_volume,
-    read_owned,
-    set_reclaim_policy,
-    without_marks,
-)
 from exposer.workload import describe_users
 
 
@@ -57,7 +39,7 @@ def is_taken_by(volume: PersistentVolume, owner: Owner) -> bool:
 
 
 def _taker(volume: PersistentVolume) -> str | None:
-    return (volume["metadata"].get("labels") or {}).get(IN_PLACE_LABEL)
+    return (volume["metadata"].get("labels") or {}).get(wire.IN_PLACE_LABEL)
 
 
 _DEVICE: Final = "-block"
@@ -82,10 +64,10 @@ def build_device_volume(owner: Owner, volume: PersistentVolume) -> Manifest:
     kept = {key: value for key, value in volume["spec"].items() if key != "mountOptions"}
     spec = kept | {
         "volumeMode": str(VolumeMode.BLOCK),
-        "persistentVolumeReclaimPolicy": RETAIN,
+        "persistentVolumeReclaimPolicy": ownership.RETAIN,
         "claimRef": build_claim_reference(owner.namespace, owner.name),
     }
-    meta = {"name": device_name(volume["metadata"]["name"]), "labels": {IN_PLACE_LABEL: owner.uid}}
+    meta = {"name": device_name(volume["metadata"]["name"]), "labels": {wire.IN_PLACE_LABEL: owner.uid}}
     return PERSISTENT_VOLUMES.build(meta, spec=spec)
 
 
@@ -105,7 +87,7 @@ class OwnClaim(NamedTuple):
 
 def read_claim_of(volume: PersistentVolume) -> OwnClaim | None:
     """Return the PVC that a transfer's volume is given to."""
-    parts = (volume["metadata"].get("annotations") or {}).get(IN_PLACE_CLAIM_ANNOTATION, "").split("/")
+    parts = (volume["metadata"].get("annotations") or {}).get(wire.IN_PLACE_CLAIM_ANNOTATION, "").split("/")
     return OwnClaim(*parts) if len(parts) == len(OwnClaim._fields) and all(parts) else None
 
 
@@ -132,7 +114,7 @@ async def check_existing(
         _reject_name(device)
     if users := await find_users(reader, volume):
         raise _in_use(f"PersistentVolume {request.volume} is in use: {users}")
-    if pending := await find_detaching(reader, request.volume):
+    if pending := await ownership.find_detaching(reader, request.volume):
         raise PendingError(pending)
     return volume
 
@@ -187,7 +169,7 @@ async def find_users(reader: Reader, volume: PersistentVolume) -> str | None:
         if users := describe_users(pods, claim_name):
             return f"{', '.join(users)} has PersistentVolume {other['metadata']['name']} of the same storage"
     names = sorted({one["metadata"]["name"] for one in others})
-    nodes = await attached_nodes(reader, *names) if names else []
+    nodes = await ownership.attached_nodes(reader, *names) if names else []
     text = f"PersistentVolume {', '.join(names)} of the same storage is on node {', '.join(nodes)}"
     return text if nodes else None
 
@@ -205,8 +187,8 @@ def _storage_of(volume: PersistentVolume) -> tuple[str, str] | None:
 def record_claim(request: RestoreRequest, policy: str) -> dict[str, str]:
     """Return the annotations by which garbage collection gives a volume to its PVC, with that reclaim policy."""
     return {
-        IN_PLACE_CLAIM_ANNOTATION: f"{request.owner.namespace}/{request.target_namespace}/{request.target_claim}",
-        RECLAIM_POLICY_ANNOTATION: policy,
+        wire.IN_PLACE_CLAIM_ANNOTATION: f"{request.owner.namespace}/{request.target_namespace}/{request.target_claim}",
+        wire.RECLAIM_POLICY_ANNOTATION: policy,
     }
 
 
@@ -216,7 +198,7 @@ async def take_over_lent(client: KubeClient, request: RestoreRequest) -> None:
     Without a mark, it looks like one that was provisioned for that PVC, which is deleted with it.
     Source: Velero at 093b61dc6, createRestorePVC in pkg/exposer/generic_restore.go.
     """
-    claim = await read_owned(client, request.owner, PERSISTENT_VOLUME_CLAIMS) if request.volume else None
+    claim = await ownership.read_owned(client, request.owner, PERSISTENT_VOLUME_CLAIMS) if request.volume else None
     volume = await client.read(PERSISTENT_VOLUMES, "", request.volume or "") if claim is not None else None
     if claim is None or volume is None or _taker(volume):
         return
@@ -228,11 +210,11 @@ async def take_over_lent(client: KubeClient, request: RestoreRequest) -> None:
 
 def _taken_marks(request: RestoreRequest, volume: PersistentVolume) -> Manifest:
     return {
-        "labels": {IN_PLACE_LABEL: request.owner.uid},
+        "labels": {wire.IN_PLACE_LABEL: request.owner.uid},
         "annotations": {
-            **record_claim(request, original_policy(volume)),
+            **record_claim(request, ownership.original_policy(volume)),
             # By that, agents of earlier versions do not take it for provisioned, which they would delete.
-            BOUND_BY_CONTROLLER: "yes",
+            ownership.BOUND_BY_CONTROLLER: "yes",
         },
     }
 
@@ -248,7 +230,10 @@ async def ensure_taken(
     owner = request.owner
     patch: Manifest = {
         "metadata": _taken_marks(request, volume),
-        "spec": {"persistentVolumeReclaimPolicy": RETAIN, "claimRef": point_at_claim(owner.namespace, owner.name)},
+        "spec": {
+            "persistentVolumeReclaimPolicy": ownership.RETAIN,
+            "claimRef": point_at_claim(owner.namespace, owner.name),
+        },
     }
     return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
@@ -303,18 +288,20 @@ async def delete_shown(client: KubeClient, taker: str, name: str) -> Pending | N
     volume = await client.read(PERSISTENT_VOLUMES, "", name)
     if volume is None or _storage_of(volume) != _storage_of(device):
         # With it, garbage collection would look for what is left of the restore forever.
-        await patch_if_there(client, PERSISTENT_VOLUMES, device, {"metadata": {"labels": {IN_PLACE_LABEL: None}}})
+        await ownership.patch_if_there(
+            client, PERSISTENT_VOLUMES, device, {"metadata": {"labels": {wire.IN_PLACE_LABEL: None}}}
+        )
         return None
     if volume["metadata"].get("deletionTimestamp"):
         return None
-    device = await set_reclaim_policy(client, device, RETAIN)
-    return await delete_object(client, PERSISTENT_VOLUMES, device, unchanged=True)
+    device = await ownership.set_reclaim_policy(client, device, ownership.RETAIN)
+    return await ownership.delete_object(client, PERSISTENT_VOLUMES, device, unchanged=True)
 
 
 def read_released_claim(volume: PersistentVolume) -> tuple[str, dict[str, Any]] | None:
     """Return the restore for which a command has released the volume, and the PVC that it had; None: no command has."""
     try:
-        found = json.loads((volume["metadata"].get("annotations") or {}).get(RELEASED_CLAIM_ANNOTATION, "{}"))
+        found = json.loads((volume["metadata"].get("annotations") or {}).get(wire.RELEASED_CLAIM_ANNOTATION, "{}"))
         return str(found["restore"]), dict(found["claim"])
     except (ValueError, KeyError, TypeError):
         return None
@@ -333,7 +320,7 @@ def is_released(volume: PersistentVolume, request: RestoreRequest, target: Persi
         return False
     if recorded := read_released_claim(volume):
         return recorded[0] == request.restore
-    return target is None or name_other_restore(target, request.restore) is None
+    return target is None or ownership.name_other_restore(target, request.restore) is None
 
 
 def is_given_away(volume: PersistentVolume, own: OwnClaim) -> bool:
@@ -353,7 +340,9 @@ async def give_back(client: KubeClient, volume: PersistentVolume, own: OwnClaim)
     there, and retained.
     """
     if is_given_away(volume, own):
-        await patch_volume(client, volume, without_marks(volume, volume["spec"].get("persistentVolumeReclaimPolicy")))
+        await ownership.patch_volume(
+            client, volume, ownership.without_marks(volume, volume["spec"].get("persistentVolumeReclaimPolicy"))
+        )
         return
     reference = volume["spec"].get("claimRef") or {}
     claim = await client.read(PERSISTENT_VOLUME_CLAIMS, own.namespace, own.name)
@@ -361,8 +350,8 @@ async def give_back(client: KubeClient, volume: PersistentVolume, own: OwnClaim)
     if claim is not None and claim["metadata"].get("deletionTimestamp"):
         claim = None
     bound = here and claim is not None and reference.get("uid") == claim["metadata"]["uid"]
-    patch = without_marks(volume)
+    patch = ownership.without_marks(volume)
     if not bound and (not here or reference.get("uid")):
         patch["spec"]["claimRef"] = point_at_claim(own.namespace, own.name)
-        patch["metadata"].setdefault("annotations", {})[BOUND_BY_CONTROLLER] = None
-    await patch_volume(client, volume, patch)
+        patch["metadata"].setdefault("annotations", {})[ownership.BOUND_BY_CONTROLLER] = None
+    await ownership.patch_volume(client, volume, patch)

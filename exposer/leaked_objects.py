@@ -18,45 +18,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, cast
 
+from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import ForbiddenError, NotFoundError
-from core.kube.resources import (
-    CONFIG_MAPS,
-    PERSISTENT_VOLUME_CLAIMS,
-    PERSISTENT_VOLUMES,
-    PODS,
-    SECRETS,
-    VOLUME_SNAPSHOT_CONTENTS,
-    VOLUME_SNAPSHOTS,
-    Resource,
-)
 from core.kube.types import Manifest, Object, ObjectT, PersistentVolume, UncheckedObject, VolumeSnapshotContent
 from core.kube.velero_server import has_velero_server
+from core.models import names as wire
 from core.models.base import parse_time
-from core.models.names import (
-    BASE_CLAIM_LABEL,
-    BASE_SNAPSHOT_LABEL,
-    COPY_LABEL,
-    IN_PLACE_LABEL,
-    OWNER_UID_LABEL,
-    label_value,
-)
 from core.models.reasons import PendingReason
+from exposer import ownership
 from exposer.in_place import delete_shown, existing_name, give_back, is_given_away, read_claim_of
 from exposer.manifests import GROUP_ANNOTATION, SnapshotSource, recorded_volumes
 from exposer.model import Pending, SnapshotRequest
-from exposer.ownership import (
-    DELETE,
-    RETAIN,
-    delete_backup_snapshot,
-    delete_object,
-    delete_with_volume,
-    describe_reclaim,
-    find_detaching,
-    find_snapshot_volume,
-    patch_if_there,
-    set_reclaim_policy,
-)
 from exposer.sources import settle_source
 
 
@@ -73,19 +46,23 @@ async def keep_base_snapshot(
     in_group = source.group or GROUP_ANNOTATION in (content["metadata"].get("annotations") or {})
     if in_group or not source.volume_handle or content["metadata"].get("deletionTimestamp"):
         return None
-    if source.deletion_policy != RETAIN and await has_velero_server(client, request.owner.namespace):
+    if source.deletion_policy != ownership.RETAIN and await has_velero_server(client, request.owner.namespace):
         return None
-    labels = {OWNER_UID_LABEL: None, BASE_SNAPSHOT_LABEL: request.owner.uid, BASE_CLAIM_LABEL: _claim_value(request)}
-    kept: Manifest = {"metadata": {"labels": labels}, "spec": {"deletionPolicy": RETAIN}}
-    await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, kept)
+    labels = {
+        wire.OWNER_UID_LABEL: None,
+        wire.BASE_SNAPSHOT_LABEL: request.owner.uid,
+        wire.BASE_CLAIM_LABEL: _claim_value(request),
+    }
+    kept: Manifest = {"metadata": {"labels": labels}, "spec": {"deletionPolicy": ownership.RETAIN}}
+    await ownership.patch_if_there(client, kube.VOLUME_SNAPSHOT_CONTENTS, content, kept)
     name = content["metadata"]["name"]
     return Pending(PendingReason.CLEANING_UP, f"VolumeSnapshotContent {name} is kept for the next backup by block")
 
 
 async def replace_base_snapshots(client: KubeClient, request: SnapshotRequest) -> Pending | None:
     """Delete all base snapshots of the volume but the newest; that too if it is older than a backup that has none."""
-    selector = select_labels({BASE_CLAIM_LABEL: _claim_value(request)})
-    found = await client.list(Selection(VOLUME_SNAPSHOT_CONTENTS, label_selector=selector))
+    selector = select_labels({wire.BASE_CLAIM_LABEL: _claim_value(request)})
+    found = await client.list(Selection(kube.VOLUME_SNAPSHOT_CONTENTS, label_selector=selector))
     own = sorted((one for one in found if is_in_namespace(one, request.owner.namespace)), key=_created)
     kept = own[-1:]
     if kept and request.requested_at is not None and parse_time(_created(kept[0])[0]) < request.requested_at:
@@ -97,8 +74,10 @@ async def replace_base_snapshots(client: KubeClient, request: SnapshotRequest) -
 async def delete_base_snapshot(client: KubeClient, content: VolumeSnapshotContent) -> Pending | None:
     """Delete a base snapshot and its content; None once there is none."""
     if not content["metadata"].get("deletionTimestamp"):
-        await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"deletionPolicy": DELETE}})
-    return await delete_object(client, VOLUME_SNAPSHOT_CONTENTS, content)
+        await ownership.patch_if_there(
+            client, kube.VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"deletionPolicy": ownership.DELETE}}
+        )
+    return await ownership.delete_object(client, kube.VOLUME_SNAPSHOT_CONTENTS, content)
 
 
 def is_in_namespace(content: VolumeSnapshotContent, namespace: str) -> bool:
@@ -108,16 +87,16 @@ def is_in_namespace(content: VolumeSnapshotContent, namespace: str) -> bool:
 
 def _claim_value(request: SnapshotRequest) -> str:
     # A namespace has no dot.
-    return label_value(f"{request.source_namespace}.{request.source_claim}")
+    return wire.label_value(f"{request.source_namespace}.{request.source_claim}")
 
 
 def _created(obj: Mapping[str, Any]) -> tuple[str, str]:
     return obj["metadata"]["creationTimestamp"], obj["metadata"]["name"]
 
 
-_COPIED: Final = (SECRETS, CONFIG_MAPS)
-_NAMESPACED: Final = (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS)
-_COPY_LABELS: Final = f"{OWNER_UID_LABEL},{COPY_LABEL}"
+_COPIED: Final = (kube.SECRETS, kube.CONFIG_MAPS)
+_NAMESPACED: Final = (kube.PODS, kube.PERSISTENT_VOLUME_CLAIMS, kube.VOLUME_SNAPSHOTS)
+_COPY_LABELS: Final = f"{wire.OWNER_UID_LABEL},{wire.COPY_LABEL}"
 
 
 @dataclass(frozen=True)
@@ -129,7 +108,7 @@ class LeakedObjects:
     """
 
     uid: str
-    objects: dict[Resource, list[Object]] = field(default_factory=dict)
+    objects: dict[kube.Resource, list[Object]] = field(default_factory=dict)
     taken: list[PersistentVolume] = field(default_factory=list)
     shown: list[PersistentVolume] = field(default_factory=list)
     bases: list[VolumeSnapshotContent] = field(default_factory=list)
@@ -137,7 +116,7 @@ class LeakedObjects:
     def __bool__(self) -> bool:
         return bool(self.objects or self.taken or self.shown or self.bases)
 
-    def of(self, resource: Resource[ObjectT]) -> list[ObjectT]:
+    def of(self, resource: kube.Resource[ObjectT]) -> list[ObjectT]:
         """Return the objects of one resource."""
         return cast("list[ObjectT]", self.objects.get(resource, []))
 
@@ -151,39 +130,41 @@ async def list_leaked_objects(client: KubeClient, namespace: str, *, copies: boo
     """
     found: dict[str, LeakedObjects] = {}
     selections = [
-        *(Selection(resource, namespace, label_selector=OWNER_UID_LABEL) for resource in _NAMESPACED),
+        *(Selection(resource, namespace, label_selector=wire.OWNER_UID_LABEL) for resource in _NAMESPACED),
         *(Selection(resource, namespace, label_selector=_COPY_LABELS) for resource in _COPIED if copies),
-        Selection(VOLUME_SNAPSHOT_CONTENTS, label_selector=OWNER_UID_LABEL),
+        Selection(kube.VOLUME_SNAPSHOT_CONTENTS, label_selector=wire.OWNER_UID_LABEL),
     ]
     for selection in selections:
         for obj in await _list(client, selection):
             spec = cast("UncheckedObject", obj).get("spec") or {}
             if (spec.get("volumeSnapshotRef") or {"namespace": namespace}).get("namespace") == namespace:
                 _add(found, selection.resource, obj)
-    for volume in await _list(client, Selection(PERSISTENT_VOLUMES, label_selector=OWNER_UID_LABEL)):
+    for volume in await _list(client, Selection(kube.PERSISTENT_VOLUMES, label_selector=wire.OWNER_UID_LABEL)):
         if await _refers_to_deleted_claim(client, volume, namespace):
-            _add(found, PERSISTENT_VOLUMES, volume)
+            _add(found, kube.PERSISTENT_VOLUMES, volume)
         elif (volume.get("status") or {}).get("phase") == "Bound" and not _is_lent(volume):
             # A provisioner deletes a volume that is still Released once it has the policy Delete.
             _add_existing(found, volume, namespace)
-    for volume in await _list(client, Selection(PERSISTENT_VOLUMES, label_selector=IN_PLACE_LABEL)):
+    for volume in await _list(client, Selection(kube.PERSISTENT_VOLUMES, label_selector=wire.IN_PLACE_LABEL)):
         _add_existing(found, volume, namespace)
-    for content in await _list(client, Selection(VOLUME_SNAPSHOT_CONTENTS, label_selector=BASE_SNAPSHOT_LABEL)):
-        uid = (content["metadata"].get("labels") or {}).get(BASE_SNAPSHOT_LABEL)
+    for content in await _list(
+        client, Selection(kube.VOLUME_SNAPSHOT_CONTENTS, label_selector=wire.BASE_SNAPSHOT_LABEL)
+    ):
+        uid = (content["metadata"].get("labels") or {}).get(wire.BASE_SNAPSHOT_LABEL)
         if uid and is_in_namespace(content, namespace):
             found.setdefault(uid, LeakedObjects(uid)).bases.append(content)
     return found
 
 
-def _add(found: dict[str, LeakedObjects], resource: Resource, obj: Object) -> None:
+def _add(found: dict[str, LeakedObjects], resource: kube.Resource, obj: Object) -> None:
     """Add an object to its owner's; a malformed answer may have one without an owner."""
-    if uid := (obj["metadata"].get("labels") or {}).get(OWNER_UID_LABEL):
+    if uid := (obj["metadata"].get("labels") or {}).get(wire.OWNER_UID_LABEL):
         found.setdefault(uid, LeakedObjects(uid)).objects.setdefault(resource, []).append(obj)
 
 
 def _add_existing(found: dict[str, LeakedObjects], volume: PersistentVolume, namespace: str) -> None:
     labels, claim = volume["metadata"].get("labels") or {}, read_claim_of(volume)
-    uid = labels.get(IN_PLACE_LABEL) or labels.get(OWNER_UID_LABEL)
+    uid = labels.get(wire.IN_PLACE_LABEL) or labels.get(wire.OWNER_UID_LABEL)
     name, reference = volume["metadata"]["name"], volume["spec"].get("claimRef") or {}
     if uid and claim is not None and claim[0] == namespace:
         found.setdefault(uid, LeakedObjects(uid)).taken.append(volume)
@@ -197,14 +178,14 @@ async def delete_leaked_objects(client: KubeClient, leaked: LeakedObjects) -> st
     Pods are deleted before the PVCs they use, volumes before the snapshot they were created from.
     """
     steps = (
-        partial(_delete_all, resources=(PODS,)),
+        partial(_delete_all, resources=(kube.PODS,)),
         _delete_claims,
         _delete_shown,
         _give_back_volumes,
         _delete_volumes,
         partial(_delete_all, resources=_COPIED),
         _delete_snapshots,
-        partial(_delete_all, resources=(VOLUME_SNAPSHOT_CONTENTS,)),
+        partial(_delete_all, resources=(kube.VOLUME_SNAPSHOT_CONTENTS,)),
         _delete_bases,
     )
     for step in steps:
@@ -220,7 +201,7 @@ async def _list(client: KubeClient, selection: Selection[ObjectT]) -> list[Objec
         # A cluster without CSI snapshots does not have their kinds.
         return []
     except ForbiddenError:
-        if selection.resource not in {PERSISTENT_VOLUMES, *_COPIED}:
+        if selection.resource not in {kube.PERSISTENT_VOLUMES, *_COPIED}:
             raise
         # The ClusterRole of an earlier version, or one without deploy/volume-secrets: all other objects can be deleted.
         return []
@@ -234,27 +215,27 @@ async def _refers_to_deleted_claim(client: KubeClient, volume: PersistentVolume,
     reference = volume["spec"].get("claimRef") or {}
     if not (reference.get("uid") and reference.get("name")) or reference.get("namespace") != namespace:
         return False
-    claim = await client.read(PERSISTENT_VOLUME_CLAIMS, namespace, reference["name"])
+    claim = await client.read(kube.PERSISTENT_VOLUME_CLAIMS, namespace, reference["name"])
     return claim is None or claim["metadata"]["uid"] != reference["uid"]
 
 
 _Pending = list[Pending | None]
 
 
-async def _delete_all(client: KubeClient, leaked: LeakedObjects, resources: Iterable[Resource]) -> _Pending:
-    return [await delete_object(client, each, obj) for each in resources for obj in leaked.of(each)]
+async def _delete_all(client: KubeClient, leaked: LeakedObjects, resources: Iterable[kube.Resource]) -> _Pending:
+    return [await ownership.delete_object(client, each, obj) for each in resources for obj in leaked.of(each)]
 
 
 async def _delete_claims(client: KubeClient, leaked: LeakedObjects) -> _Pending:
-    claims, contents = leaked.of(PERSISTENT_VOLUME_CLAIMS), leaked.of(VOLUME_SNAPSHOT_CONTENTS)
-    return [await delete_with_volume(client, claim, *contents) for claim in claims]
+    claims, contents = leaked.of(kube.PERSISTENT_VOLUME_CLAIMS), leaked.of(kube.VOLUME_SNAPSHOT_CONTENTS)
+    return [await ownership.delete_with_volume(client, claim, *contents) for claim in claims]
 
 
 async def _delete_shown(client: KubeClient, leaked: LeakedObjects) -> _Pending:
     """Delete the PersistentVolumes that showed the devices of existing volumes, once they are detached."""
     names = [volume["metadata"]["name"] for volume in leaked.shown]
     return [
-        await find_detaching(client, name) or await delete_shown(client, leaked.uid, existing_name(name))
+        await ownership.find_detaching(client, name) or await delete_shown(client, leaked.uid, existing_name(name))
         for name in names
     ]
 
@@ -272,7 +253,7 @@ async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> _Pend
         if (claim := read_claim_of(volume)) is None:
             continue
         lent = _is_lent(volume) and not is_given_away(volume, claim)
-        if lent and (detaching := await find_detaching(client, volume["metadata"]["name"])):
+        if lent and (detaching := await ownership.find_detaching(client, volume["metadata"]["name"])):
             pending.append(detaching)
             continue
         with suppress(NotFoundError):
@@ -282,21 +263,21 @@ async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> _Pend
 
 async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> _Pending:
     """Return the volumes that still exist; their PVCs are deleted, so their provisioner deletes them."""
-    volumes, contents = leaked.of(PERSISTENT_VOLUMES), leaked.of(VOLUME_SNAPSHOT_CONTENTS)
+    volumes, contents = leaked.of(kube.PERSISTENT_VOLUMES), leaked.of(kube.VOLUME_SNAPSHOT_CONTENTS)
     for volume in volumes:
         with suppress(NotFoundError):
-            await set_reclaim_policy(client, volume, DELETE)
+            await ownership.set_reclaim_policy(client, volume, ownership.DELETE)
     if volumes or not contents:
-        return [describe_reclaim(one) for one in volumes]
-    bound = {claim["spec"].get("volumeName") for claim in leaked.of(PERSISTENT_VOLUME_CLAIMS)}
+        return [ownership.describe_reclaim(one) for one in volumes]
+    bound = {claim["spec"].get("volumeName") for claim in leaked.of(kube.PERSISTENT_VOLUME_CLAIMS)}
     names = {*filter(None, bound), *(name for content in contents for name in recorded_volumes(content))}
-    return [await find_snapshot_volume(client, names)]
+    return [await ownership.find_snapshot_volume(client, names)]
 
 
 async def _delete_snapshots(client: KubeClient, leaked: LeakedObjects) -> _Pending:
-    for content in leaked.of(VOLUME_SNAPSHOT_CONTENTS):
+    for content in leaked.of(kube.VOLUME_SNAPSHOT_CONTENTS):
         await settle_source(client, content)
-    return [await delete_backup_snapshot(client, snapshot) for snapshot in leaked.of(VOLUME_SNAPSHOTS)]
+    return [await ownership.delete_backup_snapshot(client, snapshot) for snapshot in leaked.of(kube.VOLUME_SNAPSHOTS)]
 
 
 async def _delete_bases(client: KubeClient, leaked: LeakedObjects) -> _Pending:

@@ -17,19 +17,9 @@ from hashlib import sha256
 from typing import Any, Final, cast
 
 from core.errors import ExposeError
+from core.kube import resources as kube
 from core.kube.client import Deletion, KubeClient, Selection, is_patched, select_labels
 from core.kube.errors import ForbiddenError, KubeError, NotFoundError, UnreachableError
-from core.kube.resources import (
-    EVENTS,
-    PERSISTENT_VOLUME_CLAIMS,
-    PERSISTENT_VOLUMES,
-    PODS,
-    STORAGE_CLASSES,
-    VOLUME_ATTACHMENTS,
-    VOLUME_SNAPSHOT_CONTENTS,
-    VOLUME_SNAPSHOTS,
-    Resource,
-)
 from core.kube.types import (
     Event,
     Manifest,
@@ -43,19 +33,8 @@ from core.kube.types import (
     VolumeSnapshotContent,
 )
 from core.logs import fields
+from core.models import names as wire
 from core.models.base import CustomResource
-from core.models.names import (
-    BASE_SNAPSHOT_LABEL,
-    COPY_LABEL,
-    IN_PLACE_CLAIM_ANNOTATION,
-    IN_PLACE_LABEL,
-    OWNER_UID_LABEL,
-    RECLAIM_POLICY_ANNOTATION,
-    RELEASED_CLAIM_ANNOTATION,
-    RESTORE_ANNOTATION,
-    SELECTED_NODE_ANNOTATION,
-    VELERO_RESTORE_LABEL,
-)
 from core.models.reasons import PendingReason
 from exposer.manifests import GOING_ON, VOLUME_ANNOTATION, find_code, read_error, recorded_volumes
 from exposer.model import Guard, Owner, Pending, Reader
@@ -85,21 +64,21 @@ async def create_pod(client: KubeClient, manifest: Manifest) -> Pod:
     """
     meta, spec = manifest["metadata"], manifest["spec"]
     priority_class = spec.get("priorityClassName", "")
-    extra = fields(kind=PODS.kind, namespace=meta["namespace"], name=meta["name"])
+    extra = fields(kind=kube.PODS.kind, namespace=meta["namespace"], name=meta["name"])
     try:
-        created = await client.create(PODS, manifest)
+        created = await client.create(kube.PODS, manifest)
     except ForbiddenError as e:
         if not priority_class or NO_PRIORITY_CLASS not in str(e):
             raise
         _log.warning("PriorityClass %s does not exist, creating the pod without it: %s", priority_class, e, extra=extra)
         spec_without = {key: value for key, value in spec.items() if key != "priorityClassName"}
-        return await client.create(PODS, manifest | {"spec": spec_without})
+        return await client.create(kube.PODS, manifest | {"spec": spec_without})
     if priority_class:
         _log.debug("created pod with PriorityClass %s", priority_class, extra=extra)
     return created
 
 
-def describe_object(resource: Resource, obj: Object) -> str:
+def describe_object(resource: kube.Resource, obj: Object) -> str:
     """Return the object as messages name it: kind, namespace, name."""
     meta = obj["metadata"]
     namespace = meta.get("namespace", "")
@@ -109,7 +88,7 @@ def describe_object(resource: Resource, obj: Object) -> str:
 def belongs(obj: Object, owner: Owner | CustomResource) -> bool:
     """Return whether `obj` was created for `owner`, by its UID and never by a name."""
     meta = obj["metadata"]
-    if (meta.get("labels") or {}).get(OWNER_UID_LABEL) == owner.uid:
+    if (meta.get("labels") or {}).get(wire.OWNER_UID_LABEL) == owner.uid:
         return True
     return any(reference.get("uid") == owner.uid for reference in meta.get("ownerReferences") or [])
 
@@ -123,24 +102,24 @@ def created_by_velero(obj: Mapping[str, Any], owner: Owner) -> bool:
     """
     meta, spec = obj["metadata"], obj.get("spec") or {}
     labels = meta.get("labels") or {}
-    marked = OWNER_UID_LABEL in labels or BASE_SNAPSHOT_LABEL in labels or meta.get("ownerReferences")
+    marked = wire.OWNER_UID_LABEL in labels or wire.BASE_SNAPSHOT_LABEL in labels or meta.get("ownerReferences")
     if marked or meta["name"] != owner.name:
         return False
     source = spec.get("source") or {}
-    if obj.get("kind") == VOLUME_SNAPSHOTS.kind:
+    if obj.get("kind") == kube.VOLUME_SNAPSHOTS.kind:
         refers_to = (meta.get("namespace"), source.get("volumeSnapshotContentName"))
         return refers_to == (owner.namespace, owner.name)
     reference = spec.get("volumeSnapshotRef") or {}
     named = (reference.get("namespace"), reference.get("name")) == (owner.namespace, meta["name"])
-    return obj.get("kind") == VOLUME_SNAPSHOT_CONTENTS.kind and named and bool(source.get("snapshotHandle"))
+    return obj.get("kind") == kube.VOLUME_SNAPSHOT_CONTENTS.kind and named and bool(source.get("snapshotHandle"))
 
 
 def is_copy_for(obj: Object, owner: Owner) -> bool:
     """Return whether the Secret or ConfigMap `obj` was copied for `owner`, by this agent or by Velero's."""
-    return bool((obj["metadata"].get("labels") or {}).get(COPY_LABEL) == owner.uid)
+    return bool((obj["metadata"].get("labels") or {}).get(wire.COPY_LABEL) == owner.uid)
 
 
-def check_copy(resource: Resource, obj: Object) -> Pending:
+def check_copy(resource: kube.Resource, obj: Object) -> Pending:
     """Return what a transfer is pending for if `obj`, which is not its own, has the name of a copy that it needs.
 
     Raises:
@@ -148,7 +127,7 @@ def check_copy(resource: Resource, obj: Object) -> Pending:
     """
     meta, place = obj["metadata"], describe_object(resource, obj)
     labels = meta.get("labels") or {}
-    if COPY_LABEL not in labels or labels.get(OWNER_UID_LABEL) != labels[COPY_LABEL]:
+    if wire.COPY_LABEL not in labels or labels.get(wire.OWNER_UID_LABEL) != labels[wire.COPY_LABEL]:
         raise ExposeError(f"{place} already exists and is no copy of this node agent, which needs that name for one")
     return copy_in_use(resource.kind, meta["name"])
 
@@ -166,14 +145,14 @@ def name_other_restore(claim: PersistentVolumeClaim, restore: str | None) -> str
     """
     meta = claim["metadata"]
     marks = (
-        (meta.get("annotations") or {}).get(RESTORE_ANNOTATION),
-        (meta.get("labels") or {}).get(VELERO_RESTORE_LABEL),
+        (meta.get("annotations") or {}).get(wire.RESTORE_ANNOTATION),
+        (meta.get("labels") or {}).get(wire.VELERO_RESTORE_LABEL),
     )
     return None if restore is None or restore in marks else marks[1] or marks[0]
 
 
 async def patch_if_there(
-    client: KubeClient, resource: Resource, obj: Object, patch: Manifest, *, subresource: str = ""
+    client: KubeClient, resource: kube.Resource, obj: Object, patch: Manifest, *, subresource: str = ""
 ) -> None:
     """Apply `patch` to `obj`, as it was just read, or its subresource, unless it has it already, or was replaced."""
     if is_patched(obj, patch):
@@ -187,7 +166,7 @@ async def patch_if_there(
 
 
 async def delete_object(
-    client: KubeClient, resource: Resource, obj: Object, *, unchanged: bool = False, forced: bool = False
+    client: KubeClient, resource: kube.Resource, obj: Object, *, unchanged: bool = False, forced: bool = False
 ) -> Pending | None:
     """Delete `obj`, as it was just read, by its UID; None once it is deleted.
 
@@ -198,7 +177,7 @@ async def delete_object(
     """
     meta = obj["metadata"]
     namespace, name, uid = meta.get("namespace", ""), meta["name"], meta["uid"]
-    node = cast("Pod", obj)["spec"].get("nodeName", "") if resource == PODS else ""
+    node = cast("Pod", obj)["spec"].get("nodeName", "") if resource == kube.PODS else ""
     on_node = f" on node {node}" if node else ""
     message = f"{describe_object(resource, obj)} is being deleted{on_node}"
     pending = Pending(PendingReason.CLEANING_UP, message, operation=f"deletion of {uid}")
@@ -206,7 +185,7 @@ async def delete_object(
         finalizers = ", ".join(meta.get("finalizers") or [])
         held = f" (finalizers: {finalizers})" if finalizers else ""
         # The driver's sidecar reports there why it could not delete a snapshot.
-        error = read_error(cast("VolumeSnapshot", obj)) if resource == VOLUME_SNAPSHOT_CONTENTS else None
+        error = read_error(cast("VolumeSnapshot", obj)) if resource == kube.VOLUME_SNAPSHOT_CONTENTS else None
         return replace(pending, message=f"{message}{held}{f': {error}' if error else ''}")
     version = meta["resourceVersion"] if unchanged else ""
     if forced:
@@ -236,12 +215,16 @@ async def delete_backup_snapshot(client: KubeClient, snapshot: VolumeSnapshot) -
         kept = [one for one in finalizers if one != _LEFT_FINALIZER]
         # The Role of an earlier version does not permit it.
         with suppress(ForbiddenError, NotFoundError):
-            await client.patch_if_unchanged(VOLUME_SNAPSHOTS, snapshot, {"metadata": {"finalizers": kept}})
-    return await delete_object(client, VOLUME_SNAPSHOTS, snapshot)
+            await client.patch_if_unchanged(kube.VOLUME_SNAPSHOTS, snapshot, {"metadata": {"finalizers": kept}})
+    return await delete_object(client, kube.VOLUME_SNAPSHOTS, snapshot)
 
 
 async def read_owned(
-    client: KubeClient, owner: Owner, resource: Resource[ObjectT], name: str | None = None, guard: Guard | None = None
+    client: KubeClient,
+    owner: Owner,
+    resource: kube.Resource[ObjectT],
+    name: str | None = None,
+    guard: Guard | None = None,
 ) -> ObjectT | None:
     """Return the owner's object of its name or `name`, also a snapshot or content of Velero; None: there is none.
 
@@ -256,7 +239,7 @@ async def read_owned(
 
 
 async def delete_owned(
-    client: KubeClient, owner: Owner, resource: Resource, *, forced: bool = False, guard: Guard | None = None
+    client: KubeClient, owner: Owner, resource: kube.Resource, *, forced: bool = False, guard: Guard | None = None
 ) -> Pending | None:
     """Delete the owner's object of its name; None once there is none. `forced`: as in `delete_object`."""
     obj = await read_owned(client, owner, resource, guard=guard)
@@ -271,8 +254,8 @@ _PROVISIONER_ANNOTATIONS: Final = frozenset(
     {"volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner"}
 )
 
-_LABELS: Final = (OWNER_UID_LABEL, IN_PLACE_LABEL)
-_ANNOTATIONS: Final = (IN_PLACE_CLAIM_ANNOTATION, RECLAIM_POLICY_ANNOTATION, RELEASED_CLAIM_ANNOTATION)
+_LABELS: Final = (wire.OWNER_UID_LABEL, wire.IN_PLACE_LABEL)
+_ANNOTATIONS: Final = (wire.IN_PLACE_CLAIM_ANNOTATION, wire.RECLAIM_POLICY_ANNOTATION, wire.RELEASED_CLAIM_ANNOTATION)
 """Ours on a volume while a transfer owns it."""
 
 _PROVISIONED_BY: Final = "pv.kubernetes.io/provisioned-by"
@@ -289,7 +272,7 @@ def is_provisioned(volume: PersistentVolume) -> bool:
     component-helpers/storage/volume/pv_helpers.go (GetBindVolumeToClaim).
     """
     meta, uid = volume["metadata"], (volume["spec"].get("claimRef") or {}).get("uid")
-    if not uid or IN_PLACE_LABEL in (meta.get("labels") or {}):
+    if not uid or wire.IN_PLACE_LABEL in (meta.get("labels") or {}):
         return False
     annotations = meta.get("annotations") or {}
     return uid in meta["name"] or (_PROVISIONED_BY in annotations and BOUND_BY_CONTROLLER not in annotations)
@@ -300,8 +283,8 @@ async def attached_nodes(reader: Reader, *volumes: str, names: Iterable[str] = (
 
     A VolumeAttachment cannot be selected by its volume: without the `names` of those to look at, all are listed.
     """
-    selections = [Selection(VOLUME_ATTACHMENTS, field_selector=f"metadata.name={name}") for name in names]
-    listed = [await reader.list(one) for one in selections or [Selection(VOLUME_ATTACHMENTS)]]
+    selections = [Selection(kube.VOLUME_ATTACHMENTS, field_selector=f"metadata.name={name}") for name in names]
+    listed = [await reader.list(one) for one in selections or [Selection(kube.VOLUME_ATTACHMENTS)]]
     specs = [attachment["spec"] for some in listed for attachment in some]
     return sorted({s["nodeName"] for s in specs if s["source"].get("persistentVolumeName") in volumes})
 
@@ -338,7 +321,7 @@ async def patch_volume(client: KubeClient, volume: PersistentVolume, patch: Mani
     """Return `volume`, as it was just read, with this patch, which is not sent if the volume has it already."""
     if is_patched(volume, patch):
         return volume
-    return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
+    return await client.patch_if_unchanged(kube.PERSISTENT_VOLUMES, volume, patch)
 
 
 async def replace_volume(client: KubeClient, owner: Owner, volume: PersistentVolume, manifest: Manifest) -> None:
@@ -348,12 +331,14 @@ async def replace_volume(client: KubeClient, owner: Owner, volume: PersistentVol
     volume that is not the owner's has the name.
     """
     name = manifest["metadata"]["name"]
-    found = await client.read(PERSISTENT_VOLUMES, "", name) or await client.create(PERSISTENT_VOLUMES, manifest)
+    found = await client.read(kube.PERSISTENT_VOLUMES, "", name) or await client.create(
+        kube.PERSISTENT_VOLUMES, manifest
+    )
     if not belongs(found, owner):
         raise ExposeError(f"PersistentVolume {name} already exists and does not belong to {owner.kind} {owner.name}")
     retained = volume["spec"].get("persistentVolumeReclaimPolicy") == RETAIN
     if retained and not found["metadata"].get("deletionTimestamp"):
-        await delete_object(client, PERSISTENT_VOLUMES, volume, unchanged=True)
+        await delete_object(client, kube.PERSISTENT_VOLUMES, volume, unchanged=True)
 
 
 async def restore_reclaim_policy(client: KubeClient, volume: PersistentVolume, policy: str) -> PersistentVolume:
@@ -363,7 +348,7 @@ async def restore_reclaim_policy(client: KubeClient, volume: PersistentVolume, p
 
 def original_policy(volume: PersistentVolume) -> str:
     """Return the reclaim policy that the volume had before it was retained for a restore in place."""
-    recorded = (volume["metadata"].get("annotations") or {}).get(RECLAIM_POLICY_ANNOTATION)
+    recorded = (volume["metadata"].get("annotations") or {}).get(wire.RECLAIM_POLICY_ANNOTATION)
     return recorded or volume["spec"].get("persistentVolumeReclaimPolicy", RETAIN)
 
 
@@ -395,17 +380,17 @@ async def delete_with_volume(
         names = recorded_volumes(content)
         if name and name not in names:
             recorded: Manifest = {"metadata": {"annotations": {VOLUME_ANNOTATION: ",".join([*names, name])}}}
-            await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, recorded)
+            await patch_if_there(client, kube.VOLUME_SNAPSHOT_CONTENTS, content, recorded)
     if await is_being_provisioned(client, claim):
-        place = describe_object(PERSISTENT_VOLUME_CLAIMS, claim)
+        place = describe_object(kube.PERSISTENT_VOLUME_CLAIMS, claim)
         return Pending(PendingReason.CLEANING_UP, f"{place} is being provisioned, will be deleted with its volume")
-    volume = await client.read(PERSISTENT_VOLUMES, "", name) if name else None
+    volume = await client.read(kube.PERSISTENT_VOLUMES, "", name) if name else None
     claimed = volume is not None and (volume["spec"].get("claimRef") or {}).get("uid") == claim["metadata"]["uid"]
     if volume is not None and claimed and is_provisioned(volume):
         with suppress(NotFoundError):
             await set_reclaim_policy(client, volume, DELETE, marks=marks)
     # Its provisioning may have begun since it was read.
-    return await delete_object(client, PERSISTENT_VOLUME_CLAIMS, claim, unchanged=not name)
+    return await delete_object(client, kube.PERSISTENT_VOLUME_CLAIMS, claim, unchanged=not name)
 
 
 def describe_reclaim(volume: PersistentVolume, what: str = "") -> Pending:
@@ -414,7 +399,7 @@ def describe_reclaim(volume: PersistentVolume, what: str = "") -> Pending:
     Source: Kubernetes v1.34, pkg/controller/volume/persistentvolume/pv_controller.go (reclaimVolume).
     """
     error = " ".join(str((volume.get("status") or {}).get("message") or "").split())
-    text = f"{describe_object(PERSISTENT_VOLUMES, volume)}{what} is being deleted{f': {error}' if error else ''}"
+    text = f"{describe_object(kube.PERSISTENT_VOLUMES, volume)}{what} is being deleted{f': {error}' if error else ''}"
     return Pending(PendingReason.CLEANING_UP, text)
 
 
@@ -424,7 +409,7 @@ async def find_snapshot_volume(client: KubeClient, names: Iterable[str]) -> Pend
     One whose PVC was deleted by others may still have the policy of its class.
     """
     for name in sorted(names):
-        volume = await client.read(PERSISTENT_VOLUMES, "", name)
+        volume = await client.read(kube.PERSISTENT_VOLUMES, "", name)
         if volume is not None and is_provisioned(volume):
             if (volume.get("status") or {}).get("phase") == "Released":
                 with suppress(NotFoundError):
@@ -440,7 +425,7 @@ _REFUSED_ANNOTATION: Final = "nodeagent.io/provisioning-refused"
 async def mark_refused(client: KubeClient, claim: PersistentVolumeClaim) -> None:
     """Record on `claim`, as it was just read, that its provisioner makes no such volume."""
     patch: Manifest = {"metadata": {"annotations": {_REFUSED_ANNOTATION: "true"}}}
-    await patch_if_there(client, PERSISTENT_VOLUME_CLAIMS, claim, patch)
+    await patch_if_there(client, kube.PERSISTENT_VOLUME_CLAIMS, claim, patch)
 
 
 def is_refused(claim: PersistentVolumeClaim) -> bool:
@@ -460,7 +445,7 @@ _ANSWER_SECONDS: Final = 5.0
 async def read_events(client: KubeClient, obj: Object) -> list[Event]:
     """Return the Events about `obj`; UnreachableError: there is no answer soon."""
     meta = obj["metadata"]
-    selection = Selection(EVENTS, meta["namespace"], field_selector=f"involvedObject.uid={meta['uid']}")
+    selection = Selection(kube.EVENTS, meta["namespace"], field_selector=f"involvedObject.uid={meta['uid']}")
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
             return await client.list(selection)
@@ -483,8 +468,8 @@ async def is_being_provisioned(client: KubeClient, claim: PersistentVolumeClaim)
     if claim["spec"].get("volumeName") or is_refused(claim) or not annotations.keys() & _PROVISIONER_ANNOTATIONS:
         return False
     class_name = claim["spec"].get("storageClassName") or ""
-    found = await client.read(STORAGE_CLASSES, "", class_name) if class_name else None
-    if found is None or (binds_late(found) and not annotations.get(SELECTED_NODE_ANNOTATION)):
+    found = await client.read(kube.STORAGE_CLASSES, "", class_name) if class_name else None
+    if found is None or (binds_late(found) and not annotations.get(wire.SELECTED_NODE_ANNOTATION)):
         return False
     retained = found.get("reclaimPolicy", DELETE) != DELETE
     if not retained and not claim["spec"].get("dataSource"):
@@ -509,12 +494,12 @@ async def delete_claim(
     client: KubeClient, owner: Owner, name: str, *, marks: Manifest | None = None, guard: Guard | None = None
 ) -> Pending | None:
     """Delete the owner's PVC of that name with its volume, which gets the `marks`; None once there is no such PVC."""
-    claim = await read_owned(client, owner, PERSISTENT_VOLUME_CLAIMS, name, guard)
+    claim = await read_owned(client, owner, kube.PERSISTENT_VOLUME_CLAIMS, name, guard)
     return None if claim is None else await delete_with_volume(client, claim, marks=marks)
 
 
 async def find_marked_volume(client: KubeClient, owner: Owner) -> Pending | None:
     """Return that a PersistentVolume with the owner's label must be deleted first; None: none is to be."""
-    marked = await client.list(Selection(PERSISTENT_VOLUMES, label_selector=select_labels(owner.labels)))
+    marked = await client.list(Selection(kube.PERSISTENT_VOLUMES, label_selector=select_labels(owner.labels)))
     found = (one for one in marked if one["spec"].get("persistentVolumeReclaimPolicy") == DELETE)
     return next(map(describe_reclaim, found), None)

@@ -23,21 +23,7 @@ from core.kube.types import (
     ResourceRequirements,
     Volume,
 )
-from core.models.names import (
-    DATA_DOWNLOAD_LABEL,
-    DATA_UPLOAD_LABEL,
-    MAINTENANCE_CONTAINER,
-    OWNER_UID_LABEL,
-    POD_VOLUME_BACKUP_LABEL,
-    POD_VOLUME_RESTORE_LABEL,
-    RESTORE_PLAN_LABEL,
-    SNAPSHOT_DELETION_LABEL,
-    SNAPSHOT_FILES_LABEL,
-    SNAPSHOT_LIST_LABEL,
-    SNAPSHOT_REPORT_LABEL,
-    SNAPSHOT_VERIFICATION_LABEL,
-    label_value,
-)
+from core.models import names
 from core.models.storage import DEFAULT_CACHE_LIMIT_MIB, BlockHash
 from core.models.transfer_settings import Compression
 from core.mover_specs import InitRepository, MaintainRepository, MoverSpec, SendFiles, ValidateLocation, VerifySnapshots
@@ -94,7 +80,7 @@ def build_backup_pod(
         ),
         storage=storage,
         volume=MoverVolume({"persistentVolumeClaim": volume}, mode, read_only=read_only),
-        label=DATA_UPLOAD_LABEL,
+        label=names.DATA_UPLOAD_LABEL,
         group=_SNAPSHOT_GROUP,
         placement=placement,
         no_relabeling=read_only and request.backup_pvc.no_relabeling,
@@ -121,7 +107,7 @@ def build_restore_pod(
         storage=storage,
         volume=MoverVolume({"persistentVolumeClaim": {"claimName": owner.name}}, mode),
         cache_claim=cache_claim_name(owner) if cache else None,
-        label=DATA_DOWNLOAD_LABEL,
+        label=names.DATA_DOWNLOAD_LABEL,
         group=_RESTORE_GROUP,
         placement=placement,
     )
@@ -157,7 +143,7 @@ def build_pod_volume_pod(
             propagation="HostToContainer",
         ),
         cache_claim=cache_claim_name(owner) if cache else None,
-        label=POD_VOLUME_BACKUP_LABEL if backup else POD_VOLUME_RESTORE_LABEL,
+        label=names.POD_VOLUME_BACKUP_LABEL if backup else names.POD_VOLUME_RESTORE_LABEL,
         node=located.node,
         placement=Placement(tolerations=located.tolerations),
         privileged=request.settings.pod.privileged_fs_backup,
@@ -223,13 +209,13 @@ def _build_args(
 
 
 _LABELS: Final = {
-    MoverVerb.REPORT_SNAPSHOTS: SNAPSHOT_REPORT_LABEL,
-    MoverVerb.LIST_SNAPSHOTS: SNAPSHOT_LIST_LABEL,
-    MoverVerb.VERIFY_SNAPSHOTS: SNAPSHOT_VERIFICATION_LABEL,
-    MoverVerb.PLAN_RESTORE: RESTORE_PLAN_LABEL,
-    MoverVerb.DELETE_SNAPSHOTS: SNAPSHOT_DELETION_LABEL,
-    MoverVerb.LIST_FILES: SNAPSHOT_FILES_LABEL,
-    MoverVerb.SEND_FILES: SNAPSHOT_FILES_LABEL,
+    MoverVerb.REPORT_SNAPSHOTS: names.SNAPSHOT_REPORT_LABEL,
+    MoverVerb.LIST_SNAPSHOTS: names.SNAPSHOT_LIST_LABEL,
+    MoverVerb.VERIFY_SNAPSHOTS: names.SNAPSHOT_VERIFICATION_LABEL,
+    MoverVerb.PLAN_RESTORE: names.RESTORE_PLAN_LABEL,
+    MoverVerb.DELETE_SNAPSHOTS: names.SNAPSHOT_DELETION_LABEL,
+    MoverVerb.LIST_FILES: names.SNAPSHOT_FILES_LABEL,
+    MoverVerb.SEND_FILES: names.SNAPSHOT_FILES_LABEL,
 }
 """The label of a command's Job, by what it does."""
 
@@ -319,7 +305,7 @@ def build_command_job(run: MaintenanceRun, expose: ExposeSettings, spec: MoverSp
     seconds = _SEND_DEADLINE_SECONDS if isinstance(spec, SendFiles) else _REPORT_DEADLINE_SECONDS
     if isinstance(spec, VerifySnapshots):
         seconds = int(run.settings.active_deadline.total_seconds())
-    labels = {_LABELS[spec.verb]: label_value(run.owner.name)}
+    labels = {_LABELS[spec.verb]: names.label_value(run.owner.name)}
     more = {"activeDeadlineSeconds": seconds, "ttlSecondsAfterFinished": _REPORT_KEPT_SECONDS}
     return _build_job(run, labels, more, _build_template(run, expose, spec, seconds))
 
@@ -350,13 +336,13 @@ def _build_template(run: MaintenanceRun, expose: ExposeSettings, spec: MoverSpec
         "metadata": {
             "name": _POD_NAME,
             # With it, garbage collection would take the pod for a deleted transfer's.
-            "labels": {key: value for key, value in meta["labels"].items() if key != OWNER_UID_LABEL},
+            "labels": {key: value for key, value in meta["labels"].items() if key != names.OWNER_UID_LABEL},
             "annotations": meta.get("annotations") or {},
         },
         "spec": pod_spec
         | {
             "activeDeadlineSeconds": deadline_seconds,
-            "containers": [container | {"name": MAINTENANCE_CONTAINER}],
+            "containers": [container | {"name": names.MAINTENANCE_CONTAINER}],
             "volumes": [_limit(volume, run.cache_limit_mib) for volume in pod_spec["volumes"]],
         },
     }

@@ -18,17 +18,9 @@ from typing import Final, NoReturn
 
 from core.contract import VolumeMode
 from core.errors import ContractError, ExposeError
+from core.kube import resources as kube
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
-from core.kube.resources import (
-    NODES,
-    PERSISTENT_VOLUME_CLAIMS,
-    PERSISTENT_VOLUMES,
-    STORAGE_CLASSES,
-    VOLUME_SNAPSHOT_CONTENTS,
-    VOLUME_SNAPSHOTS,
-    Resource,
-)
 from core.kube.types import (
     Manifest,
     NodeSelectorTerm,
@@ -41,23 +33,16 @@ from core.kube.types import (
 from core.models.base import parse_time
 from core.models.names import AGENT_DAEMONSET_WINDOWS, SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
-from exposer.manifests import (
-    SnapshotSource,
-    diagnose_binding,
-    diagnose_snapshot,
-    is_taken,
-    parse_snapshot_source,
-    parse_source_annotation,
-    snapshot_handle,
-    volume_mode,
-)
+from exposer import manifests
 from exposer.model import WINDOWS, Pending, PendingError, Reader, RestoreRequest, SnapshotRequest
 from exposer.ownership import DELETE, RETAIN, attached_nodes, binds_late, delete_object, patch_if_there, read_owned
 from exposer.pod_manifest import Placement
 from exposer.template import AgentTemplate
 
 
-async def read_source(reader: Reader, request: SnapshotRequest) -> tuple[SnapshotSource, VolumeSnapshotContent]:
+async def read_source(
+    reader: Reader, request: SnapshotRequest
+) -> tuple[manifests.SnapshotSource, VolumeSnapshotContent]:
     """Return the source and its content.
 
     Raises:
@@ -66,26 +51,26 @@ async def read_source(reader: Reader, request: SnapshotRequest) -> tuple[Snapsho
         PendingError: the snapshot is not ready yet.
     """
     namespace = request.source_namespace
-    snapshot = await _read_existing(reader, VOLUME_SNAPSHOTS, namespace, request.volume_snapshot)
+    snapshot = await _read_existing(reader, kube.VOLUME_SNAPSHOTS, namespace, request.volume_snapshot)
     if snapshot["metadata"].get("deletionTimestamp"):
         raise ExposeError(f"VolumeSnapshot {namespace}/{request.volume_snapshot} is being deleted")
-    claim = await _read_existing(reader, PERSISTENT_VOLUME_CLAIMS, namespace, request.source_claim)
+    claim = await _read_existing(reader, kube.PERSISTENT_VOLUME_CLAIMS, namespace, request.source_claim)
     _check_volume(request, claim)
-    if pending := diagnose_snapshot(snapshot):
-        known = pending.blocked or is_taken(snapshot)
+    if pending := manifests.diagnose_snapshot(snapshot):
+        known = pending.blocked or manifests.is_taken(snapshot)
         bound = None if known else await _read_bound(reader, snapshot)
-        raise PendingError(diagnose_snapshot(snapshot, bound) or pending)
+        raise PendingError(manifests.diagnose_snapshot(snapshot, bound) or pending)
     content_name = snapshot["status"]["boundVolumeSnapshotContentName"]
-    content = await _read_existing(reader, VOLUME_SNAPSHOT_CONTENTS, "", content_name)
-    if pending := diagnose_binding(snapshot, content):
+    content = await _read_existing(reader, kube.VOLUME_SNAPSHOT_CONTENTS, "", content_name)
+    if pending := manifests.diagnose_binding(snapshot, content):
         raise PendingError(pending)
-    return parse_snapshot_source(snapshot, content, claim), content
+    return manifests.parse_snapshot_source(snapshot, content, claim), content
 
 
 async def take_over_source(
     client: KubeClient,
     request: SnapshotRequest,
-    source: SnapshotSource,
+    source: manifests.SnapshotSource,
     confirm: Callable[[], Awaitable[None]] | None = None,
 ) -> Pending | None:
     """Delete the source's snapshot, and its content after it, keeping the snapshot on the storage.
@@ -99,15 +84,15 @@ async def take_over_source(
         await confirm()
     if content is not None:
         await _set_deletion_policy(client, content, RETAIN)
-    pending = await delete_object(client, VOLUME_SNAPSHOTS, snapshot) if snapshot is not None else None
+    pending = await delete_object(client, kube.VOLUME_SNAPSHOTS, snapshot) if snapshot is not None else None
     if pending is None and content is not None:
-        await delete_object(client, VOLUME_SNAPSHOT_CONTENTS, content)
+        await delete_object(client, kube.VOLUME_SNAPSHOT_CONTENTS, content)
     return pending
 
 
 async def delete_source(client: KubeClient, request: SnapshotRequest) -> Pending | None:
     """Delete the source's snapshot, and its content unless that keeps the snapshot on the storage."""
-    content = await read_owned(client, request.owner, VOLUME_SNAPSHOT_CONTENTS)
+    content = await read_owned(client, request.owner, kube.VOLUME_SNAPSHOT_CONTENTS)
     source = recorded_source(content) if content is not None else None
     if content is None or source is None:
         return await _delete_unrecorded(client, request, handover_began=content is not None)
@@ -115,34 +100,34 @@ async def delete_source(client: KubeClient, request: SnapshotRequest) -> Pending
         snapshot = await _read_snapshot(client, request.source_namespace, request.volume_snapshot, source)
         if not _is_handed_over(source_content, snapshot):
             await _set_deletion_policy(client, content, RETAIN)
-            return await delete_object(client, VOLUME_SNAPSHOTS, snapshot) if snapshot is not None else None
+            return await delete_object(client, kube.VOLUME_SNAPSHOTS, snapshot) if snapshot is not None else None
     if pending := await take_over_source(client, request, source):
         return pending
     left = await _read_content(client, source)
-    return await delete_object(client, VOLUME_SNAPSHOT_CONTENTS, left) if left is not None else None
+    return await delete_object(client, kube.VOLUME_SNAPSHOT_CONTENTS, left) if left is not None else None
 
 
 async def _read_bound(reader: Reader, snapshot: VolumeSnapshot) -> VolumeSnapshotContent | None:
     """Return the content that is bound to the snapshot; None: there is none yet."""
     name = (snapshot.get("status") or {}).get("boundVolumeSnapshotContentName")
-    content = await reader.read(VOLUME_SNAPSHOT_CONTENTS, "", name) if name else None
+    content = await reader.read(kube.VOLUME_SNAPSHOT_CONTENTS, "", name) if name else None
     with suppress(ExposeError):
-        if content is not None and diagnose_binding(snapshot, content) is None:
+        if content is not None and manifests.diagnose_binding(snapshot, content) is None:
             return content
     return None
 
 
-async def _read_content(client: KubeClient, source: SnapshotSource) -> VolumeSnapshotContent | None:
+async def _read_content(client: KubeClient, source: manifests.SnapshotSource) -> VolumeSnapshotContent | None:
     """Return the source's content; None: it is gone, or another one has its name."""
-    content = await client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
+    content = await client.read(kube.VOLUME_SNAPSHOT_CONTENTS, "", source.content)
     return None if content is None or content["metadata"]["uid"] != source.content_uid else content
 
 
 async def _read_snapshot(
-    client: KubeClient, namespace: str, name: str, source: SnapshotSource
+    client: KubeClient, namespace: str, name: str, source: manifests.SnapshotSource
 ) -> VolumeSnapshot | None:
     """Return the source's snapshot; None: it is gone, or another one has its name."""
-    snapshot = await client.read(VOLUME_SNAPSHOTS, namespace, name)
+    snapshot = await client.read(kube.VOLUME_SNAPSHOTS, namespace, name)
     return None if snapshot is None or snapshot["metadata"]["uid"] != source.snapshot_uid else snapshot
 
 
@@ -152,12 +137,12 @@ async def _delete_unrecorded(client: KubeClient, request: SnapshotRequest, *, ha
     Its UID is not recorded, or no longer. A client that saw the transfer finish may have
     created the next snapshot under the same name by now.
     """
-    snapshot = await client.read(VOLUME_SNAPSHOTS, request.source_namespace, request.volume_snapshot)
+    snapshot = await client.read(kube.VOLUME_SNAPSHOTS, request.source_namespace, request.volume_snapshot)
     if snapshot is None or _created_later(snapshot, request.requested_at):
         return None
     if handover_began and (content := await _read_bound(client, snapshot)):
         await _set_deletion_policy(client, content, DELETE)
-    return await delete_object(client, VOLUME_SNAPSHOTS, snapshot)
+    return await delete_object(client, kube.VOLUME_SNAPSHOTS, snapshot)
 
 
 async def settle_source(client: KubeClient, content: VolumeSnapshotContent) -> None:
@@ -183,7 +168,7 @@ async def settle_source(client: KubeClient, content: VolumeSnapshotContent) -> N
     if _is_handed_over(source_content, snapshot):
         return
     if snapshot is None and source.deletion_policy != RETAIN:
-        await delete_object(client, VOLUME_SNAPSHOT_CONTENTS, source_content)
+        await delete_object(client, kube.VOLUME_SNAPSHOT_CONTENTS, source_content)
         return
     if source.deletion_policy:
         await _set_deletion_policy(client, source_content, source.deletion_policy)
@@ -196,13 +181,13 @@ async def record_handle(client: KubeClient, content: VolumeSnapshotContent) -> N
     The sidecar itself has not, while the driver does not answer: it would delete the content, and leave the snapshot.
     Source: external-snapshotter v8.6.0, pkg/sidecar-controller/snapshot_controller.go (syncContent).
     """
-    handle, recorded = snapshot_handle(content), (content.get("status") or {}).get("snapshotHandle")
+    handle, recorded = manifests.snapshot_handle(content), (content.get("status") or {}).get("snapshotHandle")
     if handle is None or recorded or content["metadata"].get("deletionTimestamp"):
         return
     # The ClusterRole of an earlier version does not permit it.
     with suppress(ForbiddenError):
         status: Manifest = {"status": {"snapshotHandle": handle}}
-        await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, status, subresource="status")
+        await patch_if_there(client, kube.VOLUME_SNAPSHOT_CONTENTS, content, status, subresource="status")
 
 
 def _is_handed_over(content: VolumeSnapshotContent, snapshot: VolumeSnapshot | None) -> bool:
@@ -216,7 +201,7 @@ async def _set_deletion_policy(client: KubeClient, content: VolumeSnapshotConten
     Its sidecar acts once the VolumeSnapshot is being deleted, not before.
     Source: external-snapshotter v8, pkg/sidecar-controller/snapshot_controller.go (shouldDelete).
     """
-    await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"deletionPolicy": policy}})
+    await patch_if_there(client, kube.VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"deletionPolicy": policy}})
 
 
 async def delete_base(client: KubeClient, request: RestoreRequest) -> Pending | None:
@@ -224,10 +209,10 @@ async def delete_base(client: KubeClient, request: RestoreRequest) -> Pending | 
     if request.base_snapshot is None:
         return None
     namespace, name = request.base_snapshot
-    snapshot = await client.read(VOLUME_SNAPSHOTS, namespace, name)
+    snapshot = await client.read(kube.VOLUME_SNAPSHOTS, namespace, name)
     if snapshot is None or _created_later(snapshot, request.requested_at):
         return None
-    return await delete_object(client, VOLUME_SNAPSHOTS, snapshot)
+    return await delete_object(client, kube.VOLUME_SNAPSHOTS, snapshot)
 
 
 def _created_later(snapshot: VolumeSnapshot, requested_at: datetime | None) -> bool:
@@ -249,15 +234,15 @@ def _check_volume(request: SnapshotRequest, claim: PersistentVolumeClaim) -> Non
         raise ExposeError(f"{place} has no PersistentVolume")
 
 
-def recorded_source(content: VolumeSnapshotContent) -> SnapshotSource | None:
+def recorded_source(content: VolumeSnapshotContent) -> manifests.SnapshotSource | None:
     """Return the source recorded on the backup `content`; None where that is missing or invalid."""
     try:
-        return parse_source_annotation(content)
+        return manifests.parse_source_annotation(content)
     except ContractError:
         return None
 
 
-async def _read_existing(reader: Reader, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT:
+async def _read_existing(reader: Reader, resource: kube.Resource[ObjectT], namespace: str, name: str) -> ObjectT:
     obj = await reader.read(resource, namespace, name)
     if obj is None:
         place = f"{namespace}/{name}" if namespace else name
@@ -281,7 +266,7 @@ def leave_to_velero(template: AgentTemplate) -> NoReturn:
 
 async def needs_windows(reader: Reader, request: SnapshotRequest) -> bool:
     """Return whether the volume of the snapshot can only be read on a Windows node."""
-    claim = await reader.read(PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
+    claim = await reader.read(kube.PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
     if claim is None:
         return False
     return await _is_for_windows(reader, request, claim, await _read_class(reader, request.storage_class))
@@ -293,7 +278,7 @@ async def place_backup(reader: Reader, request: SnapshotRequest) -> Placement:
     A source PVC that no longer exists adds no restriction.
     """
     rules = request.settings.nodes.choose(request.backup_class)
-    claim = await reader.read(PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
+    claim = await reader.read(kube.PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
     if claim is None:
         return Placement(alternatives=rules)
     storage_class = await _read_class(reader, request.storage_class)
@@ -312,7 +297,7 @@ async def place_backup(reader: Reader, request: SnapshotRequest) -> Placement:
 
 
 async def _read_class(reader: Reader, name: str) -> StorageClass | None:
-    return await reader.read(STORAGE_CLASSES, "", name) if name else None
+    return await reader.read(kube.STORAGE_CLASSES, "", name) if name else None
 
 
 async def _read_topology(
@@ -328,7 +313,7 @@ async def _read_topology(
     volume = claim["spec"].get("volumeName")
     if not volume or not binds_late(storage_class):
         return ()
-    found = await reader.read(PERSISTENT_VOLUMES, "", volume)
+    found = await reader.read(kube.PERSISTENT_VOLUMES, "", volume)
     affinity = (found["spec"].get("nodeAffinity") or {}) if found else {}
     return tuple((affinity.get("required") or {}).get("nodeSelectorTerms") or [])
 
@@ -341,12 +326,12 @@ async def _is_for_windows(
     Where no agent of Velero's runs on Windows, the nodes are not read: a volume is for Linux unless its class
     declares a Windows file system.
     """
-    if volume_mode(claim) is VolumeMode.BLOCK:
+    if manifests.volume_mode(claim) is VolumeMode.BLOCK:
         return False
     if request.settings.template.windows:
         selected = (claim["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION)
         name = next(iter(await _attached_nodes(reader, claim)), selected)
-        node = await reader.read(NODES, "", name) if name else None
+        node = await reader.read(kube.NODES, "", name) if name else None
         if node is not None and (found := (node["metadata"].get("labels") or {}).get(_OS_LABEL)):
             return found == WINDOWS
     parameters = (storage_class.get("parameters") or {}) if storage_class else {}

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from core.errors import ConfigError
+from core.errors import ConfigError, Translated
 from core.models import names as wire
 from core.models.backups import is_shrunk
 from core.models.base import ObjectMeta, format_time, parse_time
@@ -78,10 +78,8 @@ class KeepPolicy:
                 raise ConfigError(f"{rule.flag}: must be at least 1: {count}")
         if not counts:
             return None
-        try:
+        with Translated(ValueError, ConfigError, "--time-zone"):
             parse_time_zone(zone or UTC_ZONE)
-        except ValueError as e:
-            raise ConfigError(f"--time-zone: {e}") from e
         return cls(counts, zone or UTC_ZONE)
 
     @property

@@ -28,7 +28,7 @@ from client.mover_jobs import JobAnswer, JobTimeoutError, end_jobs, find_subject
 from client.session import Session
 from core.clock import Clock, Deadline
 from core.contract import parse_result
-from core.errors import AgentError, ContractError
+from core.errors import AgentError, ContractError, Translated
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ConflictError, ForbiddenError, NotFoundError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, CONFIG_MAPS, JOBS, LEASES, Resource
@@ -404,10 +404,8 @@ class DeletionGuard:
     async def confirm(self) -> None:
         """Renew the Lease; called before each part; DeletionError: another command may delete now."""
         ahead_seconds = self._read_ahead()
-        try:
+        with Translated((AgentError, TimeoutError), DeletionError, f"Lease {DELETIONS_LEASE} cannot be renewed"):
             renewed = await self.lease.renew()
-        except (AgentError, TimeoutError) as e:
-            raise DeletionError(f"Lease {DELETIONS_LEASE} cannot be renewed: {str(e) or 'timed out'}") from e
         if not renewed:
             raise DeletionError(f"Lease {DELETIONS_LEASE} was lost, another command deletes: repeat the command")
         self._ahead_seconds = ahead_seconds
@@ -470,10 +468,8 @@ async def _acquire(tools: Session, lease: Lease) -> None:
 async def _end_jobs(tools: Session) -> None:
     """End the Jobs that delete snapshots: their commands do not hold the Lease any more."""
     found = await tools.client.list(Selection(JOBS, tools.namespace, label_selector=SNAPSHOT_DELETION_LABEL))
-    try:
+    with Translated(JobTimeoutError, DeletionError, "nothing is deleted"):
         await end_jobs(tools, [one for one in found if not _only_checks(one)], _ENDED_WITHIN)
-    except JobTimeoutError as e:
-        raise DeletionError(f"nothing is deleted: {e}") from e
 
 
 def _only_checks(job: Job) -> bool:

@@ -23,16 +23,9 @@ from client.collections.models import Backup
 from client.installation import explain_no_agents, explain_velero_server
 from client.session import Session, StepTimeoutError
 from core.errors import AgentError, ConfigError
+from core.kube import errors
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import (
-    AlreadyExistsError,
-    ForbiddenError,
-    KubeError,
-    NotServedError,
-    UnauthorizedError,
-    UnreachableError,
-)
 from core.kube.types import Manifest, PersistentVolumeClaim, Pod, UncheckedObject
 from core.models.backups import SavedClaim
 from core.models.base import parse_time
@@ -208,7 +201,7 @@ async def _read_claims(tools: Session, choice: Choice) -> tuple[dict[ClaimName, 
     for name in sorted(set(choice.claims)):
         try:
             claim = await client.read(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace, name.name)
-        except ForbiddenError as e:
+        except errors.ForbiddenError as e:
             # The role of a schedule is deleted with its namespace.
             if choice.on_left_out is None:
                 raise
@@ -231,7 +224,7 @@ async def note_absent_claims(tools: Session, claims: Iterable[ClaimName]) -> Non
     for name in sorted(set(claims)):
         try:
             claim = await tools.client.read(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace, name.name)
-        except ForbiddenError:
+        except errors.ForbiddenError:
             continue
         if claim is None:
             tools.on_note(f"{await _explain_absent(tools.client, name)}: it is left out until it does")
@@ -241,7 +234,7 @@ async def _explain_absent(client: KubeClient, name: ClaimName) -> str:
     """Return that there is no such PVC, and which one may be meant, if PVCs of the namespace may be listed."""
     try:
         listed = await client.list(Selection(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace))
-    except KubeError:
+    except errors.KubeError:
         listed = []
     return hinted(f"PVC {name} does not exist", name.name, [one["metadata"]["name"] for one in listed])
 
@@ -266,9 +259,9 @@ async def read_classes(client: KubeClient) -> ClusterClasses:
     try:
         snapshot_classes = await client.list(Selection(kube.VOLUME_SNAPSHOT_CLASSES))
         stored = await client.list(Selection(kube.STORAGE_CLASSES))
-    except NotServedError:
+    except errors.NotServedError:
         return ClusterClasses({}, (), "the cluster has no snapshot API")
-    except ForbiddenError as e:
+    except errors.ForbiddenError as e:
         return ClusterClasses({}, (), str(e))
     return ClusterClasses({raw["metadata"]["name"]: raw.get("provisioner") or "" for raw in stored}, snapshot_classes)
 
@@ -312,9 +305,9 @@ async def check_backup(tools: Session, volumes: Sequence[PlannedVolume]) -> None
         for resource, manifest in _objects(volume):
             try:
                 await tools.client.try_create(resource, manifest)
-            except AlreadyExistsError:
+            except errors.AlreadyExistsError:
                 found.append(await _check_same(tools, volume, resource, manifest))
-            except KubeError as e:
+            except errors.KubeError as e:
                 # An earlier run was killed after it had made the snapshot.
                 for snapshot in found:
                     await _clean_up(tools, volume, snapshot)
@@ -360,7 +353,7 @@ def _noted(volume: PlannedVolume, missing: list[str]) -> Iterator[None]:
     """Note that the volume is missing in the backup if an object was rejected in the block."""
     try:
         yield
-    except (UnreachableError, UnauthorizedError) as e:
+    except (errors.UnreachableError, errors.UnauthorizedError) as e:
         # It is not asked about other volumes.
         raise BackupError(f"not all volumes were started, repeat the command: PVC {_name(volume)}: {e}") from e
     except AgentError as e:
@@ -375,7 +368,7 @@ async def _start_transfer(tools: Session, volume: PlannedVolume, snapshot: str |
     manifest = volume.build_transfer()
     try:
         await _ensure(tools, volume, volume.resource, manifest)
-    except KubeError:
+    except errors.KubeError:
         if await _clean_up(tools, volume, snapshot):
             raise
         await _check_same(tools, volume, volume.resource, manifest)
@@ -389,7 +382,7 @@ async def _ensure(tools: Session, volume: PlannedVolume, resource: kube.Resource
     """Create the object and return its UID; None: there is one of another run, which may go on."""
     try:
         return (await tools.client.create(resource, manifest))["metadata"]["uid"]
-    except AlreadyExistsError:
+    except errors.AlreadyExistsError:
         return await _check_same(tools, volume, resource, manifest)
 
 
@@ -433,7 +426,7 @@ async def _clean_up(tools: Session, volume: PlannedVolume, snapshot: str | None)
         if snapshot is not None:
             await tools.client.delete(kube.VOLUME_SNAPSHOTS, volume.claim.namespace, volume.name, uid=snapshot)
             return True
-    except KubeError as e:
+    except errors.KubeError as e:
         why = str(e)
     if volume.method is Method.CSI_SNAPSHOT:
         place = f"VolumeSnapshot {volume.claim.namespace}/{volume.name}"

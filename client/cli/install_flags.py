@@ -11,7 +11,7 @@ import click
 
 from client.cli import options as cli
 from client.install import options
-from core.errors import ConfigError
+from core.errors import ConfigError, Translated
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS, PART_OF_LABELS
 from core.models.storage import parse_endpoint
@@ -28,11 +28,9 @@ def _read_configuration(path: str) -> JsonDict | None:
     file = cli.read_file(path)
     if file is None:
         return None
-    try:
+    with Translated(ConfigError, ValueError, path):
         text = document_in(file.content)
         errors = parse_config(text).errors
-    except ConfigError as e:
-        raise ValueError(f"{path}: {e}") from e
     if errors:
         raise ValueError(f"{path}: {'; '.join(map(str, errors))} (see nodeagent check-config)")
     return parse_object(text, path)
@@ -49,10 +47,8 @@ def _parse_location_config(text: str) -> dict[str, str]:
         if key in options.TRUTH_KEYS and value not in options.TRUTH_VALUES:
             raise cli.not_allowed(pair, "true or false")
     if config.get("s3Url"):
-        try:
+        with Translated(ConfigError, ValueError, "s3Url"):
             parse_endpoint(config["s3Url"])
-        except ConfigError as e:
-            raise ValueError(f"s3Url: {e}") from e
     return config
 
 

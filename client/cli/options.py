@@ -24,7 +24,7 @@ from click.shell_completion import CompletionItem
 from client.cli.output import OutputFormat, Printer
 from client.install.options import TRUTH_VALUES
 from client.session import Session
-from core.errors import AgentError, ConfigError
+from core.errors import AgentError, ConfigError, Translated
 from core.kube.client import Selection
 from core.kube.resources import Resource
 from core.kube.types import PodToleration
@@ -274,10 +274,8 @@ class FlagType(click.ParamType[_T]):
 
     def read(self, flag: str, value: str) -> _T:
         """Convert a value of this flag; ConfigError: it is not allowed."""
-        try:
+        with Translated((ValueError, ConfigError), ConfigError, flag):
             return self._parse(value)
-        except (ValueError, ConfigError) as e:
-            raise ConfigError(f"{flag}: {e}") from e
 
 
 class PathType(FlagType[_T]):
@@ -357,10 +355,8 @@ def _parse_quantity(text: str) -> str:
 
 def parse_pairs(text: str) -> dict[str, str]:
     """Return pairs such as `a=1,b=2`; quotes enclose a pair with a comma, as in CSV; ValueError: a part is no pair."""
-    try:
+    with Translated(csv.Error, ValueError, "the value is not allowed"):
         parts = next(csv.reader([text]), []) if text else []
-    except csv.Error as e:
-        raise ValueError(f"the value is not allowed: {e}") from e
     found = {}
     for part in parts:
         key, sign, value = part.partition("=")
@@ -374,7 +370,8 @@ def _parse_keyed(text: str, *, values: str, expected: str) -> dict[str, str]:
     """Return pairs whose keys are valid, and whose values match a pattern."""
     found = parse_pairs(text)
     for key, value in found.items():
-        if not _is_key(key) or not re.fullmatch(values, value, re.DOTALL):
+        is_key = re.fullmatch(_LABEL_KEY, key) and len(key.rpartition("/")[0]) <= _LONGEST_PREFIX
+        if not is_key or not re.fullmatch(values, value, re.DOTALL):
             raise not_allowed(f"{key}={value}", f"key=value, {expected}")
     return found
 
@@ -382,10 +379,6 @@ def _parse_keyed(text: str, *, values: str, expected: str) -> dict[str, str]:
 parse_labels: Final = partial(_parse_keyed, values=_LABEL_VALUE, expected="both valid in a label")
 parse_annotations: Final = partial(_parse_keyed, values=".*", expected="with a key that is valid in an annotation")
 """Return labels, or annotations; a part that is none is a ValueError."""
-
-
-def _is_key(key: str) -> bool:
-    return bool(re.fullmatch(_LABEL_KEY, key)) and len(key.rpartition("/")[0]) <= _LONGEST_PREFIX
 
 
 def _parse_taint(text: str) -> PodToleration:

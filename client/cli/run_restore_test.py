@@ -19,7 +19,7 @@ from client.text import print_line
 from client.verifications.report import VerificationError, VerifiedVolume, VolumeOutcome
 from client.verifications.verify import VerificationRequest, verify_volumes
 from core.contract import shorten_message
-from core.errors import AgentError, ConfigError
+from core.errors import AgentError, ConfigError, Translated
 from core.kube.client import Selection
 from core.kube.resources import JOBS
 from core.kube.types import OwnerRef
@@ -80,10 +80,8 @@ def _parse(words: Sequence[str]) -> tuple[RestoreTestRequest, ClusterAccess]:
     parser.add_argument("--agent-namespace", metavar="NAME", required=True, help="namespace of the agents")
     add_kubeconfig(parser.add_argument_group("cluster"))
     given = parser.parse_args(list(words))
-    try:
+    with Translated(ValueError, ConfigError, "--timeout"):
         timeout = parse_positive_duration(given.timeout)
-    except ValueError as e:
-        raise ConfigError(f"--timeout: {e}") from e
     request = RestoreTestRequest(given.kind, given.name, given.agent_namespace, timeout, given.storage_class or None)
     return request, ClusterAccess(given.kubeconfig or None, given.kubecontext, given.agent_namespace)
 

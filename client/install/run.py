@@ -11,7 +11,7 @@ from client.installation import find_last_warning
 from client.permissions import WAIT_PERMISSIONS, grant_permissions, install_permissions
 from client.session import Session
 from core.clock import Deadline
-from core.errors import AgentError, ConfigError
+from core.errors import AgentError, ConfigError, Translated
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import ForbiddenError
@@ -209,10 +209,8 @@ async def check_config_maps(client: KubeClient, options: InstallOptions, on_note
         if found is None:
             example = await _create_command(client, options.namespace, f"{flag.name} --from-literal={flag.example}")
             raise ConfigError(f"nothing was applied: {place} does not exist; to create it: {example}")
-        try:
+        with Translated(ConfigError, ConfigError, f"nothing was applied: {place} is invalid"):
             parsed = flag.parse(found)
-        except ConfigError as e:
-            raise ConfigError(f"nothing was applied: {place} is invalid: {e}") from e
         if text := "; ".join(map(str, parsed.errors)):
             raise ConfigError(f"nothing was applied: {place} is invalid: {text} (see nodeagent check-config)")
         for note in parsed.notes:

@@ -13,7 +13,7 @@ from client.collections.collection import delete_waiting_pods
 from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import RestoreError, SavedVolume
 from client.session import Session, StepTimeoutError
-from core.errors import AgentError
+from core.errors import AgentError, Translated
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ForbiddenError, KubeError
 from core.kube.resources import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES, Resource
@@ -159,11 +159,11 @@ async def check_restore(tools: Session, planned: Sequence[PlannedRestore]) -> No
 
 async def check_creation(tools: Session, one: PlannedRestore, resource: Resource, manifest: Manifest) -> None:
     """Check by a dry run that the object could be created; RestoreError: it could not be."""
-    try:
-        with suppress(AlreadyExistsError):
-            await tools.client.try_create(resource, manifest)
-    except KubeError as e:
-        raise RestoreError(f"PVC {one.target} cannot be restored, nothing was changed: {e}") from e
+    with (
+        Translated(KubeError, RestoreError, f"PVC {one.target} cannot be restored, nothing was changed"),
+        suppress(AlreadyExistsError),
+    ):
+        await tools.client.try_create(resource, manifest)
 
 
 async def _is_missing(client: KubeClient, namespace: str) -> bool:

@@ -16,7 +16,7 @@ from client.backups.manifests import DataMover, Method, check_pairs, parse_pairs
 from client.backups.plan import Choice
 from client.backups.retention import DeletionError, KeepReason, RetentionDecision, limit_deletions
 from client.session import Session
-from core.errors import ConfigError
+from core.errors import ConfigError, Translated
 from core.kube.types import UncheckedObject
 from core.models.backups import schedule_words
 from core.models.base import Int64, Time, WireModel
@@ -61,14 +61,12 @@ class ScheduleTimes:
         """Check both, as a CronJob has them; ConfigError: one is invalid; the message names the flag."""
         if _ZONE_PREFIX.match(self.schedule):
             raise ConfigError(f'--schedule: "{self.schedule}" has a time zone: set --time-zone')
-        try:
+        with Translated(
+            ValueError, ConfigError, f'--schedule: "{self.schedule}" is no cron expression such as "0 2 * * *"'
+        ):
             parse_schedule(self.schedule)
-        except ValueError as e:
-            raise ConfigError(f'--schedule: "{self.schedule}" is no cron expression such as "0 2 * * *": {e}') from e
-        try:
+        with Translated(ValueError, ConfigError, "--time-zone"):
             parse_time_zone(self.time_zone or "UTC")
-        except ValueError as e:
-            raise ConfigError(f"--time-zone: {e}") from e
 
     def next_after(self, moment: datetime) -> datetime | None:
         """Return when it runs next after `moment`; None: never, or it is invalid."""
@@ -217,10 +215,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _parse_ttl(text: str) -> timedelta | None:
-    try:
+    with Translated(ValueError, ConfigError, "--ttl"):
         return parse_positive_duration(text) if text else None
-    except ValueError as e:
-        raise ConfigError(f"--ttl: {e}") from e
 
 
 def read_cron_job(cron_job: UncheckedObject) -> ScheduleRequest:

@@ -14,14 +14,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
-from core.kube.errors import (
-    ConflictError,
-    MalformedObjectError,
-    NotFoundError,
-    NotServedError,
-    UnknownPathError,
-    raise_for_status,
-)
+from core.kube import errors
 from core.kube.resources import PODS, Resource, Selection, check_form, collection_path, object_path
 from core.kube.transport import (
     APPLY_PATCH,
@@ -132,7 +125,7 @@ class KubeClient:
         """Return a client that waits for minutes until the API server answers again: for loops that wait anyway."""
         return KubeClient(self.transport, self._retry.patient, urgent=self._urgent, on_skipped=self._on_skipped)
 
-    def skip(self, resource: Resource, error: MalformedObjectError) -> None:
+    def skip(self, resource: Resource, error: errors.MalformedObjectError) -> None:
         """Log and count an object that a list or watch skips."""
         _log.warning("object skipped: %s", error)
         self.count_skipped(resource)
@@ -142,7 +135,7 @@ class KubeClient:
         drop_managed_fields(obj)
         try:
             check_form(resource, obj)
-        except MalformedObjectError:
+        except errors.MalformedObjectError:
             self.count_skipped(resource)
             raise
         return cast("ObjectT", obj)
@@ -166,11 +159,13 @@ class KubeClient:
         async def once() -> _T:
             response = await self.transport.request(request)
             try:
-                raise_for_status(response.status, response.body, attempted=attempted, retry_after=response.retry_after)
-            except UnknownPathError as e:
+                errors.raise_for_status(
+                    response.status, response.body, attempted=attempted, retry_after=response.retry_after
+                )
+            except errors.UnknownPathError as e:
                 if await is_unserved(self.transport, resource):
                     message = f"{attempted}: {resource.full_name}/{resource.version} is not served"
-                    raise NotServedError(message, status=e.status) from e
+                    raise errors.NotServedError(message, status=e.status) from e
                 raise
             return parse(response, attempted)
 
@@ -196,7 +191,7 @@ class KubeClient:
         """
         try:
             obj = await self._ask("get", Request("GET"), resource, namespace, name)
-        except NotFoundError:
+        except errors.NotFoundError:
             return None, None
         managers = (obj.get("metadata") or {}).get("managedFields") or []
         stamps = [str(one.get("time") or "") for one in managers if isinstance(one, dict)]
@@ -206,7 +201,7 @@ class KubeClient:
         """Return the object, or None where it does not exist."""
         try:
             return await self.get(resource, namespace, name)
-        except NotFoundError:
+        except errors.NotFoundError:
             return None
 
     async def pages(self, selection: Selection[ObjectT]) -> AsyncGenerator[ListPage[ObjectT], None]:
@@ -245,7 +240,7 @@ class KubeClient:
             obj = {"apiVersion": resource.api_version, "kind": resource.kind} | (item if isinstance(item, dict) else {})
             try:
                 page.items.append(self._checked(resource, obj))
-            except MalformedObjectError as e:
+            except errors.MalformedObjectError as e:
                 _log.warning("object skipped: %s", e)
                 page.malformed.append(obj)
         return page
@@ -358,9 +353,9 @@ class KubeClient:
         request = Request("DELETE", body=json.dumps({"propagationPolicy": "Background", **options}).encode())
         try:
             response = await self._ask("delete", request, resource, namespace, name)
-        except NotFoundError:
+        except errors.NotFoundError:
             return Deletion.NOT_FOUND
-        except ConflictError:
+        except errors.ConflictError:
             if not options.get("preconditions"):
                 raise
             return Deletion.CONFLICT

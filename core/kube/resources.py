@@ -176,23 +176,17 @@ _LONGEST_NAME: Final = 253
 """Source: Kubernetes, the maximum length of an object's name."""
 
 
-def check_form(resource: Resource, obj: JsonDict) -> None:
+def check_form(resource: Resource, obj: JsonDict, *, identity: bool = False) -> None:
     """Check that `obj` has the form of its kind; resources that are not stored, such as reviews, have none.
+
+    With `identity`, check the metadata alone.
 
     Raises:
         MalformedObjectError: it does not; the message names the object and the field.
     """
-    if resource.form is not None:
-        _check(resource, obj, resource.form)
-
-
-def check_identity(resource: Resource, obj: JsonDict) -> None:
-    """Raise MalformedObjectError unless the metadata of `obj` has the right form."""
-    _check(resource, obj, Object)
-
-
-def _check(resource: Resource, obj: JsonDict, form: Any) -> None:  # noqa: ANN401 - what msgspec takes
-    fault = ""
+    form, fault = Object if identity else resource.form, ""
+    if form is None:
+        return
     try:
         msgspec.convert(obj, form)
     except (ValueError, RecursionError) as e:

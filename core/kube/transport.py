@@ -19,18 +19,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.wait import wait_exponential_jitter
 
 from core.clock import Clock
-from core.kube.errors import (
-    ConflictError,
-    ForbiddenError,
-    GoneError,
-    KubeError,
-    ServerError,
-    ThrottledError,
-    UnauthorizedError,
-    UnreachableError,
-    parse_json,
-    raise_for_status,
-)
+from core.errors import Translated
+from core.kube import errors
 from core.kube.resources import Resource
 from core.models.base import JsonDict, explain_invalid
 
@@ -99,12 +89,25 @@ class Transport(Protocol):
         """Release all connections; calling it twice is allowed."""
 
 
-def check_size(request: Request, size_bytes: int) -> None:
-    """Raise UnreachableError if more was read than any object has: something else than an API server sends it."""
-    if size_bytes > _LARGEST_OBJECT_BYTES and not request.many:
-        raise UnreachableError(
-            f"{request.method} {request.path}: the response exceeds {_LARGEST_OBJECT_BYTES >> 20} MiB"
-        )
+def reaching(request: Request, faults: type[Exception] | tuple[type[Exception], ...] = OSError) -> Translated:
+    """Return the context in which these errors, all of a connection, are an UnreachableError about the request."""
+    return Translated(faults, errors.UnreachableError, f"{request.method} {request.path}")
+
+
+async def read_all(request: Request, pieces: AsyncIterator[bytes]) -> bytes:
+    """Return a body that arrives in pieces.
+
+    Raises:
+        UnreachableError: more was read than any object has: something else than an API server sends it.
+    """
+    read, size_bytes = [], 0
+    async for piece in pieces:
+        read.append(piece)
+        size_bytes += len(piece)
+        if size_bytes > _LARGEST_OBJECT_BYTES and not request.many:
+            limit = _LARGEST_OBJECT_BYTES >> 20
+            raise errors.UnreachableError(f"{request.method} {request.path}: the response exceeds {limit} MiB")
+    return b"".join(read)
 
 
 class LineSplitter:
@@ -130,7 +133,7 @@ class LineSplitter:
         self._size_bytes += len(rest)
         if self._size_bytes > _LARGEST_OBJECT_BYTES:
             request, limit = self._request, _LARGEST_OBJECT_BYTES >> 20
-            raise GoneError(f"{request.method} {request.path}: a line exceeds {limit} MiB")
+            raise errors.GoneError(f"{request.method} {request.path}: a line exceeds {limit} MiB")
         return lines
 
 
@@ -191,13 +194,13 @@ def parse_object(response: Response, attempted: str) -> JsonDict:
     """
     body = response.body
     try:
-        parsed = parse_json(body)
+        parsed = errors.parse_json(body)
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
         # What begins like an object may be part of a Secret.
         shown = f"{len(body)} bytes" if body.lstrip()[:1] == b"{" else repr(body[:_SHOWN_BYTES])
-        raise UnreachableError(f"{attempted}: {response.status}: the answer is not a JSON object: {shown}")
+        raise errors.UnreachableError(f"{attempted}: {response.status}: the answer is not a JSON object: {shown}")
     return parsed
 
 
@@ -207,7 +210,7 @@ def parse_list(response: Response, attempted: str) -> ListBody[Any]:
     try:
         return msgspec.convert(body, ListBody[Any])
     except (ValueError, RecursionError) as e:
-        raise UnreachableError(f"{attempted}: the answer is not a list: {explain_invalid(e)}") from e
+        raise errors.UnreachableError(f"{attempted}: the answer is not a list: {explain_invalid(e)}") from e
 
 
 def parse_raw_list(response: Response, attempted: str) -> ListBody[msgspec.Raw]:
@@ -234,7 +237,7 @@ async def is_unserved(transport: Transport, resource: Resource) -> bool:
             return True
         served = await _read(transport, f"/apis/{resource.api_version}", "APIResourceList")
         return resource.plural not in {one["name"] for one in served["resources"]}
-    except (KubeError, ValueError, RecursionError, KeyError, TypeError):
+    except (errors.KubeError, ValueError, RecursionError, KeyError, TypeError):
         # It is no list, or has another form.
         return False
 
@@ -242,7 +245,7 @@ async def is_unserved(transport: Transport, resource: Resource) -> bool:
 async def _read(transport: Transport, path: str, kind: str) -> JsonDict:
     """Return the answer to a GET of `path`; raise KubeError if it was rejected, ValueError if it is of another kind."""
     answer = await transport.request(Request("GET", path))
-    raise_for_status(answer.status, answer.body, attempted=f"get {path}")
+    errors.raise_for_status(answer.status, answer.body, attempted=f"get {path}")
     found = parse_object(answer, path)
     if found.get("kind") != kind:
         raise ValueError(path)
@@ -291,7 +294,7 @@ _PATIENT_SECONDS: Final = 300.0
 _PATIENT_ATTEMPTS: Final = 100
 """A single API server is unavailable for minutes while its machine restarts or its control plane is updated."""
 
-_DENIED = (ForbiddenError, UnauthorizedError)
+_DENIED = (errors.ForbiddenError, errors.UnauthorizedError)
 
 
 @dataclass(frozen=True)
@@ -323,33 +326,33 @@ class Retry:
         started = self.clock.monotonic()
 
         def is_transient(error: BaseException) -> bool:
-            if isinstance(error, ThrottledError):
+            if isinstance(error, errors.ThrottledError):
                 return True
             if isinstance(error, _DENIED):
                 return self.clock.monotonic() - started < self.forbidden_seconds
-            return after_lost_response and isinstance(error, ServerError)
+            return after_lost_response and isinstance(error, errors.ServerError)
 
         try:
             # Nearly all requests succeed at once, and tenacity costs a tenth of sending one.
             return await once()
-        except KubeError as e:
+        except errors.KubeError as e:
             if not is_transient(e):
                 raise
-            errors: list[KubeError] = [e]
+            failed: list[errors.KubeError] = [e]
 
-        lost = isinstance(errors[0], ServerError)
+        lost = isinstance(failed[0], errors.ServerError)
 
         async def again() -> _T:
             """Run once; the first attempt is the one that has already failed."""
             nonlocal lost
-            if errors:
-                raise errors.pop()
+            if failed:
+                raise failed.pop()
             try:
                 return await once()
-            except ServerError:
+            except errors.ServerError:
                 lost = True
                 raise
-            except ConflictError as e:
+            except errors.ConflictError as e:
                 e.may_be_own = lost
                 raise
 
@@ -363,7 +366,7 @@ class Retry:
 
         def wait(state: RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome else None
-            retry_after = error.retry_after_seconds if isinstance(error, KubeError) else None
+            retry_after = error.retry_after_seconds if isinstance(error, errors.KubeError) else None
             if retry_after is not None:
                 return min(retry_after, _RETRY_AFTER_LIMIT_SECONDS) + backoff(state) / 10
             return float(backoff(state))

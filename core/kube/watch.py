@@ -19,7 +19,7 @@ import msgspec
 from core.clock import Backoff, Clock
 from core.kube.client import KubeClient, Selection, drop_managed_fields
 from core.kube.errors import GoneError, KubeError, MalformedObjectError, UnreachableError, build_error, parse_json
-from core.kube.resources import Resource, check_form, check_identity
+from core.kube.resources import Resource, check_form
 from core.kube.transport import Request
 from core.kube.types import Object_co, ObjectT
 from core.models.base import JsonDict
@@ -206,7 +206,7 @@ class _Follower(Generic[ObjectT]):
         except MalformedObjectError as e:
             if kind is ChangeKind.DELETED:
                 with suppress(MalformedObjectError):
-                    check_identity(resource, obj)
+                    check_form(resource, obj, identity=True)
                     return WatchChange(kind, cast("ObjectT", {"metadata": obj["metadata"]}))
             self._client.skip(resource, e)
             kind = ChangeKind.MALFORMED

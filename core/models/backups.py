@@ -12,16 +12,8 @@ from typing import Any, ClassVar, Final, Self, cast
 from msgspec import field, structs
 
 from core.errors import ContractError
+from core.models import names
 from core.models.base import Int64, ObjectMeta, SparseModel, Time, WireModel, format_time
-from core.models.names import (
-    CLAIM_ANNOTATION,
-    OBJECT_NAME,
-    RETENTION_IMAGE_ANNOTATION,
-    SCHEDULE_COMMAND,
-    SHRUNK_ANNOTATION,
-    VELERO_BACKUP_LABEL,
-    label_value,
-)
 from core.models.units import parse_quantity
 
 REPORT_KEY: Final = "_report"
@@ -94,7 +86,7 @@ def schedule_words(cron_job: Mapping[str, Any]) -> list[str]:
     """Return the words after the program of a batch/v1 CronJob; none: it is not a schedule of ours."""
     # As Kubernetes reads them, and `escape_words` of the exposer wrote them.
     words = [str(word).replace("$$", "$") for word in _container_of(cron_job).get("args") or []]
-    return words if words[:1] == [SCHEDULE_COMMAND] else []
+    return words if words[:1] == [names.SCHEDULE_COMMAND] else []
 
 
 def _container_of(cron_job: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -112,7 +104,7 @@ def deletes_by_old_rules(cron_job: Mapping[str, Any]) -> bool:
         return False
     annotations = cron_job["metadata"].get("annotations") or {}
     # A webhook may have added the digest of the tag.
-    known, image = annotations.get(RETENTION_IMAGE_ANNOTATION) or "", _container_of(cron_job).get("image") or ""
+    known, image = annotations.get(names.RETENTION_IMAGE_ANNOTATION) or "", _container_of(cron_job).get("image") or ""
     return not known or known.partition("@")[0] != image.partition("@")[0]
 
 
@@ -129,7 +121,7 @@ class SavedClaim(WireModel, omit_defaults=True):
     larger; None: not known. `storage_class` of None: the claim named none; "": one without a provisioner.
     """
 
-    annotation: ClassVar[str] = CLAIM_ANNOTATION
+    annotation: ClassVar[str] = names.CLAIM_ANNOTATION
 
     namespace: str
     name: str
@@ -146,7 +138,7 @@ class SavedClaim(WireModel, omit_defaults=True):
         if self.storage_class:
             named["storageClass"] = self.storage_class
         for key, value in named.items():
-            if not OBJECT_NAME.fullmatch(value):
+            if not names.OBJECT_NAME.fullmatch(value):
                 raise ValueError(f"{key}: not the name of an object")
         for quantity in filter(None, (self.size, self.capacity)):
             parse_quantity(quantity)
@@ -222,7 +214,7 @@ class Shrinkage(SparseModel, omit_defaults=True):
     `acknowledged` is when it was acknowledged; None: it was not.
     """
 
-    annotation: ClassVar[str] = SHRUNK_ANNOTATION
+    annotation: ClassVar[str] = names.SHRUNK_ANNOTATION
 
     bytes: Int64
     full_bytes: Int64
@@ -270,9 +262,9 @@ def velero_backup_of(meta: ObjectMeta) -> str:
     Its label has a long name in the form of `label_value`, an owner reference as it is. Source: Velero v1.18,
     newDataUpload in pkg/backup/actions/csi/pvc_action.go, newPodVolumeBackup in pkg/podvolume/backupper.go.
     """
-    label = meta.labels.get(VELERO_BACKUP_LABEL, "")
+    label = meta.labels.get(names.VELERO_BACKUP_LABEL, "")
     owners = (one.name for one in meta.owner_references if one.kind == "Backup")
-    return next((name for name in owners if label_value(name) == label), label)
+    return next((name for name in owners if names.label_value(name) == label), label)
 
 
 def is_shrunk(annotations: Mapping[str, str]) -> bool:

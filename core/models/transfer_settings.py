@@ -26,7 +26,7 @@ from typing import Annotated, ClassVar, Final, Self
 from msgspec import Meta, field
 from msgspec.structs import replace
 
-from core.errors import ConfigError, ContractError
+from core.errors import ConfigError, ContractError, Translated
 from core.models.base import Int64, WireModel, cut_text
 from core.models.job_output import OutputLine
 from core.models.names import BANDWIDTH_ANNOTATION, LEFT_OUT_ANNOTATION
@@ -94,10 +94,8 @@ class Exclusions(WireModel, omit_defaults=True):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Return the rules in JSON, of a command line or a tag; raise ConfigError if they are invalid."""
-        try:
+        with Translated(ContractError, ConfigError, "invalid exclusions"):
             return cls.from_json(text)
-        except ContractError as e:
-            raise ConfigError(f"invalid exclusions: {e}") from e
 
     @property
     def digest(self) -> str | None:
@@ -365,10 +363,8 @@ class InPlace:
 
 def read_switch(settings: Mapping[str, str], name: str) -> bool:
     """Return a setting that is true or false; absent and empty are false. Raise ConfigError if it is neither."""
-    try:
+    with Translated(ValueError, ConfigError, f"setting {name}"):
         return parse_boolean(settings.get(name, ""))
-    except ValueError as e:
-        raise ConfigError(f"setting {name}: {e}") from e
 
 
 class PlannedEntries(WireModel, omit_defaults=True):

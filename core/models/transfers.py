@@ -11,17 +11,9 @@ from typing import ClassVar, Final
 
 from msgspec import field
 
-from core.errors import ConfigError
+from core.errors import ConfigError, Translated
+from core.models import names
 from core.models.base import CustomResource, Int64, SparseModel, Time, WireModel
-from core.models.names import (
-    BLOCK_DATA_MOVER,
-    BLOCK_PREFERRED_ANNOTATION,
-    COPIES_ANNOTATION,
-    PENDING_REASON_ANNOTATION,
-    PVC_NAME_ANNOTATION,
-    RESTORE_IN_PLACE,
-    RESTORE_UID_LABEL,
-)
 from core.models.phases import HOLDING_PHASES, Attempts, AttemptStage, Phase
 from core.models.transfer_settings import FULL, InPlace
 from core.models.units import parse_duration
@@ -156,12 +148,12 @@ class Transfer(CustomResource):
     @property
     def pending_reason(self) -> str | None:
         """The pending reason, which `status.message` describes; None where none was reported."""
-        return self.metadata.annotations.get(PENDING_REASON_ANNOTATION) or None
+        return self.metadata.annotations.get(names.PENDING_REASON_ANNOTATION) or None
 
     @property
     def copies(self) -> tuple[str, ...]:
         """The Secrets and ConfigMaps that it was accepted with, such as `Secret/token`."""
-        return tuple(self.metadata.annotations.get(COPIES_ANNOTATION, "").split())
+        return tuple(self.metadata.annotations.get(names.COPIES_ANNOTATION, "").split())
 
     @property
     def settings(self) -> dict[str, str]:
@@ -207,7 +199,7 @@ class Transfer(CustomResource):
     @property
     def not_by_block(self) -> str:
         """Why files are backed up although the configuration prefers a device; empty: it does not, or a device is."""
-        text = self.metadata.annotations.get(BLOCK_PREFERRED_ANNOTATION, "")
+        text = self.metadata.annotations.get(names.BLOCK_PREFERRED_ANNOTATION, "")
         return "" if self.by_block or text == _PREFERRED else text
 
     @property
@@ -242,10 +234,8 @@ class _MoverSpec(TransferSpec):
     def __post_init__(self) -> None:
         """Reject an invalid duration; msgspec converts the ValueError to a validation error."""
         super().__post_init__()
-        try:
+        with Translated(ValueError, ValueError, "operationTimeout"):
             _parse_timeout(self.operation_timeout)
-        except ValueError as e:
-            raise ValueError(f"operationTimeout: {e}") from e
 
 
 class _DataMoverTransfer(Transfer):
@@ -259,12 +249,12 @@ class _DataMoverTransfer(Transfer):
     @property
     def by_block(self) -> bool:
         """Whether `spec.datamover` is the one for block devices."""
-        return self.spec.datamover == BLOCK_DATA_MOVER
+        return self.spec.datamover == names.BLOCK_DATA_MOVER
 
     @property
     def required_feature(self) -> str | None:
         """An earlier agent would fail it, or write another format."""
-        return BLOCK_DATA_MOVER if self.by_block else None
+        return names.BLOCK_DATA_MOVER if self.by_block else None
 
     @property
     def operation_timeout(self) -> timedelta | None:
@@ -301,7 +291,7 @@ class DataUpload(_DataMoverTransfer):
     @property
     def prefers_block(self) -> bool:
         """As by the leader that accepted it."""
-        return self.by_block and self.metadata.annotations.get(BLOCK_PREFERRED_ANNOTATION) == _PREFERRED
+        return self.by_block and self.metadata.annotations.get(names.BLOCK_PREFERRED_ANNOTATION) == _PREFERRED
 
 
 class TargetVolume(SparseModel):
@@ -358,7 +348,7 @@ class DataDownload(_DataMoverTransfer):
 
         An agent that has the data mover for block devices can do both.
         """
-        return super().required_feature or (RESTORE_IN_PLACE if self.spec.target_volume.pv else None)
+        return super().required_feature or (names.RESTORE_IN_PLACE if self.spec.target_volume.pv else None)
 
     @property
     def unfinished(self) -> str | None:
@@ -424,7 +414,7 @@ class PodVolumeBackup(_PodVolumeTransfer):
     @property
     def source_claim(self) -> str | None:
         """The PVC of the volume, as the creator of the resource annotated it."""
-        return self.metadata.annotations.get(PVC_NAME_ANNOTATION) or None
+        return self.metadata.annotations.get(names.PVC_NAME_ANNOTATION) or None
 
     @property
     def repository_namespace(self) -> str:
@@ -463,13 +453,13 @@ class PodVolumeRestore(_PodVolumeTransfer):
         """
         owners = self.metadata.owner_references
         uids = [*(owner.uid for owner in owners if owner.kind == _RESTORE_KIND), *(owner.uid for owner in owners)]
-        return next(iter(uids), None) or self.metadata.labels.get(RESTORE_UID_LABEL) or None
+        return next(iter(uids), None) or self.metadata.labels.get(names.RESTORE_UID_LABEL) or None
 
     @property
     def required_feature(self) -> str | None:
         """An earlier agent would keep the extra files, and report success."""
         found = self.valid_in_place
-        return RESTORE_IN_PLACE if found is not None and found.delete_extra_files else None
+        return names.RESTORE_IN_PLACE if found is not None and found.delete_extra_files else None
 
     @property
     def unfinished(self) -> str | None:

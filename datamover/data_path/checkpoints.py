@@ -15,16 +15,7 @@ from core.errors import DataPathError, KopiaError
 from core.models.backups import SavedSize
 from core.models.base import JsonDict
 from core.models.names import ATTEMPT_TAG, TRANSFER_UID_TAG
-from datamover.kopia.snapshots import (
-    Checkpoint,
-    Snapshot,
-    delete_snapshots,
-    find_checkpoints,
-    find_tagged,
-    list_source,
-    parse_snapshot,
-    read_tag,
-)
+from datamover.kopia import snapshots
 from datamover.kopia.storage_calls import KopiaCaller
 
 _logger = logging.getLogger(__name__)
@@ -66,7 +57,7 @@ class Inheritance:
     oldest first. `own` are the IDs of the checkpoints to continue from, `others` the other incomplete ones.
     """
 
-    latest: Snapshot | None = None
+    latest: snapshots.Snapshot | None = None
     continued: bool = False
     warning: str | None = None
     sizes: tuple[SavedSize, ...] = ()
@@ -74,12 +65,12 @@ class Inheritance:
     others: tuple[str, ...] = ()
 
 
-def choose_checkpoints(checkpoints: Iterable[Checkpoint], starts: Collection[datetime]) -> set[str]:
+def choose_checkpoints(checkpoints: Iterable[snapshots.Checkpoint], starts: Collection[datetime]) -> set[str]:
     """Return the IDs of the checkpoints to continue from: the last one of each backup that began at one of `starts`.
 
     It has all that the earlier ones of its attempt have, and kopia looks for each file in each of its parents.
     """
-    own: dict[datetime, Checkpoint] = {}
+    own: dict[datetime, snapshots.Checkpoint] = {}
     for one in sorted(checkpoints, key=lambda checkpoint: checkpoint.saved):
         if any(one.began_at(start) for start in starts):
             own[one.started] = one
@@ -96,9 +87,9 @@ async def inherit(kopia: KopiaCaller, target: str, attempt: BackupAttempt | None
     Raises:
         KopiaError: they could not be listed.
     """
-    inheritance = await build_inheritance(await list_source(kopia, target), target, attempt)
+    inheritance = await build_inheritance(await snapshots.list_source(kopia, target), target, attempt)
     try:
-        await delete_snapshots(kopia, f"delete incomplete snapshots of {target}", inheritance.others)
+        await snapshots.delete_snapshots(kopia, f"delete incomplete snapshots of {target}", inheritance.others)
     except KopiaError as e:
         # It only makes `incrementalBytes` of the next backups less precise.
         return replace(inheritance, warning=f"could not remove incomplete snapshots of earlier backups: {e}")
@@ -110,9 +101,13 @@ async def build_inheritance(listed: Sequence[JsonDict], target: str, attempt: Ba
 
     `listed` are all of the source as kopia lists them, the oldest first.
     """
-    uid, checkpoints = attempt.uid if attempt and attempt.number > 1 else None, find_checkpoints(listed)
+    uid, checkpoints = attempt.uid if attempt and attempt.number > 1 else None, snapshots.find_checkpoints(listed)
     complete = [one for one in listed if not one.get("incomplete")]
-    foreign = [parse_snapshot(one) for one in complete if uid is None or read_tag(one, TRANSFER_UID_TAG) != uid]
+    foreign = [
+        snapshots.parse_snapshot(one)
+        for one in complete
+        if uid is None or snapshots.read_tag(one, TRANSFER_UID_TAG) != uid
+    ]
     own = choose_checkpoints(checkpoints, attempt.starts) if attempt else set()
     if attempt and own and not await attempt.is_alone():
         _logger.info("another transfer backs up %s: not continuing from a checkpoint", target)
@@ -137,9 +132,9 @@ async def remove_overtaken(kopia: KopiaCaller, target: str, attempt: BackupAttem
     await attempt.check()
     tags = {TRANSFER_UID_TAG: attempt.uid}
     try:
-        found = await find_tagged(kopia, target, tags)
+        found = await snapshots.find_tagged(kopia, target, tags)
         others = [one["id"] for one in found if _number(one) < attempt.number]
-        await delete_snapshots(kopia, f"delete snapshots of earlier attempts of {target}", others)
+        await snapshots.delete_snapshots(kopia, f"delete snapshots of earlier attempts of {target}", others)
     except DataPathError as e:
         return f"could not remove the snapshots of overtaken attempts: {e}"
     if others:
@@ -149,5 +144,5 @@ async def remove_overtaken(kopia: KopiaCaller, target: str, attempt: BackupAttem
 
 def _number(listed: JsonDict) -> int:
     """Return the attempt in the tags of a snapshot as kopia lists it; without a valid one it counts as a later one."""
-    text = read_tag(listed, ATTEMPT_TAG) or ""
+    text = snapshots.read_tag(listed, ATTEMPT_TAG) or ""
     return int(text) if text.isdecimal() else sys.maxsize

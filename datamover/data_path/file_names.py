@@ -230,17 +230,14 @@ class _Filter:
         """Return whether a directory is left out and not counted: another file system, which may hang, or snapshots."""
         if not entry.is_dir(follow_symlinks=False):
             return False
-        path = mangle(join(directory, entry.name))
-        if not _SNAPSHOTS.excludes_name(path, is_dir=True) and not self._is_elsewhere(entry):
+        path, status = mangle(join(directory, entry.name)), _status(entry)
+        elsewhere = status is not None and status.st_dev != self._device
+        if not elsewhere and not _SNAPSHOTS.excludes_name(path, is_dir=True):
             return False
         return self._leaves_out_all(directory) or self._leaves_out(entry, path)
 
     def _leaves_out_all(self, directory: bytes) -> bool:
         return bool(directory) and self._exclude.excludes_path(mangle(directory), is_dir=True)
-
-    def _is_elsewhere(self, entry: "os.DirEntry[str]") -> bool:
-        status = _status(entry)
-        return status is not None and status.st_dev != self._device
 
     def _leaves_out(self, entry: "os.DirEntry[str]", path: str) -> bool:
         if self._exclude.excludes_name(path, is_dir=entry.is_dir(follow_symlinks=False)):

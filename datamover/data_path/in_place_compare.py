@@ -18,21 +18,12 @@ from typing import IO, Final, TypeVar
 from core.errors import DataPathError
 from core.models.base import JsonDict
 from core.models.transfer_settings import DELETE_EXTRA_FILES, Exclusions, InPlace
+from datamover.data_path import stage
 from datamover.data_path.file_names import mangle
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import named, read_targets
 from datamover.data_path.refused import Directories, Unit
 from datamover.data_path.run import DataPath
-from datamover.data_path.stage import (
-    STAGE,
-    STAGE_PATTERN,
-    PendingUnits,
-    Step,
-    decide_file,
-    decide_link,
-    decide_same_link,
-    is_kept_at_root,
-)
 from datamover.kopia.client_config import IDENTITY
 from datamover.kopia.location_files import open_output
 from datamover.kopia.policy import describe_exclusions, read_policy
@@ -58,8 +49,8 @@ async def find_unexplained(kopia: KopiaCaller, snapshot: Snapshot) -> str | None
     patterns = {*snapshot.exclusions.patterns}
     # A stage that was left out counts once, and once more if kopia scans the volume for an estimate. So one is nothing
     # else, and two may be.
-    counted = snapshot.excluded > (1 if STAGE_PATTERN in patterns else 0)
-    if counted and not patterns - {STAGE_PATTERN}:
+    counted = snapshot.excluded > (1 if stage.STAGE_PATTERN in patterns else 0)
+    if counted and not patterns - {stage.STAGE_PATTERN}:
         lacks = (
             f"lacks {snapshot.excluded} files and directories that its backup left out by policies of the repository, "
             ".kopiaignore files or CACHEDIR.TAG"
@@ -161,7 +152,7 @@ class ExtraFiles:
                     path, name = join(directory, entry.name), entry.name
                     if is_wanted(os.fsencode(name)) or name in names:
                         continue
-                    if (not directory and is_kept_at_root(name)) or (
+                    if (not directory and stage.is_kept_at_root(name)) or (
                         self.exclude and self._is_excluded(fd, entry, path)
                     ):
                         self.on_kept(path)
@@ -245,7 +236,7 @@ class Comparison(ABC):
         return False
 
     @abstractmethod
-    def _act(self, step: Step, unit: Unit, fd: int, status: os.stat_result | None) -> bool:
+    def _act(self, step: stage.Step, unit: Unit, fd: int, status: os.stat_result | None) -> bool:
         """Take the step, but READ; `status` is of what is there. Return whether a directory may be compared.
 
         Raises:
@@ -281,7 +272,7 @@ class Comparison(ABC):
         doing = f"comparing {self.target} with the snapshot"
         with ExitStack() as files:
             output, links = (files.enter_context(open_output(self.repository.work_dir)) for _ in range(2))
-            self._links = PendingUnits(links)
+            self._links = stage.PendingUnits(links)
             self._directories = directories
             while listed := await directories.read(self.repository, self.snapshot, output):
                 await self._in_thread(partial(self._compare, listed), doing)
@@ -310,7 +301,7 @@ class Comparison(ABC):
             name = str(entry.get("name", ""))
             if not is_name(name) or entry.get("type") not in _RESTORED:
                 self._reject(directory, entry)
-            elif directory or name != STAGE:
+            elif directory or name != stage.STAGE:
                 known.add_text(os.fsencode(name))
                 unit = Unit(join(directory, name), entry)
                 try:
@@ -327,19 +318,19 @@ class Comparison(ABC):
         if self._is_taken(unit.path, fd, name):
             return
         step = self._decide(unit, status)
-        if step is Step.READ:
+        if step is stage.Step.READ:
             self._links.add(unit)
             return
-        if self._act(step, unit, fd, status) and step is Step.ENTER:
+        if self._act(step, unit, fd, status) and step is stage.Step.ENTER:
             self._directories.add(unit.path, unit.entry)
 
-    def _decide(self, unit: Unit, status: os.stat_result | None) -> Step:
+    def _decide(self, unit: Unit, status: os.stat_result | None) -> stage.Step:
         if unit.is_directory:
             there = status is not None and stat.S_ISDIR(status.st_mode)
-            return Step.WRITE if self._is_whole(unit, there=there) else Step.ENTER
+            return stage.Step.WRITE if self._is_whole(unit, there=there) else stage.Step.ENTER
         if unit.entry["type"] == EntryType.LINK:
-            return decide_link(unit.entry, status, self.rule)
-        return decide_file(
+            return stage.decide_link(unit.entry, status, self.rule)
+        return stage.decide_file(
             unit.entry, status, self.rule, path=unit.path, changed=self.changed, precision_ns=self.precision_ns
         )
 
@@ -358,13 +349,13 @@ class Comparison(ABC):
                 above, name = os.path.split(os.fsdecode(unit.path))
                 try:
                     with open_below(root, os.fsencode(above)) as fd:
-                        status, step = _read_status(name, fd), Step.WRITE
+                        status, step = _read_status(name, fd), stage.Step.WRITE
                         if self._is_taken(unit.path, fd, name):
                             continue
                         is_link = status is not None and stat.S_ISLNK(status.st_mode)
                         found = os.readlink(os.fsencode(name), dir_fd=fd) if is_link else None
                         if status is not None and found is not None and found == target:
-                            step = decide_same_link(unit.entry, status, precision_ns=self.precision_ns)
+                            step = stage.decide_same_link(unit.entry, status, precision_ns=self.precision_ns)
                         self._act(step, unit, fd, status)
                 except OSError as e:
                     self._refuse(unit.path, e)

@@ -13,18 +13,8 @@ from typing import Final
 from core.contract import MoverMethod
 from core.models.base import JsonDict
 from core.models.names import CHANGES_TAG, TRANSFER_UID_TAG
+from datamover.data_path import parents
 from datamover.data_path.checkpoints import Inheritance, build_inheritance
-from datamover.data_path.parents import (
-    BlockChoice,
-    CheckpointChoice,
-    build_block_tags,
-    build_checkpoint_tags,
-    checkpoint_path,
-    choose_blocks,
-    choose_checkpoint,
-    decide_parents,
-    describe_device,
-)
 from datamover.data_path.run import DataPath
 from datamover.data_path.snapshot_runs import BackupParameters, RunReport, SnapshotRun
 from datamover.data_path.stage import STAGE_PATTERN
@@ -98,7 +88,7 @@ class _OneOpenRun(SnapshotRun):
         self._repository.check_id(offer.unique_id)
         found = await build_inheritance(offer.snapshots, parameters.target, parameters.attempt)
         self._deleted, self._removed = found.others, found.warning
-        self._parents = decide_parents(
+        self._parents = parents.decide_parents(
             offer.snapshots,
             found.own,
             in_use=parameters.in_use,
@@ -160,20 +150,20 @@ class _BlockRun(_OneOpenRun):
     _command = "block-write"
 
     _parent: str | None = None
-    _choice = BlockChoice()
-    _checkpoint = CheckpointChoice()
+    _choice = parents.BlockChoice()
+    _checkpoint = parents.CheckpointChoice()
 
     @property
     def _described(self) -> str | None:
         changes = self._parameters.changes
-        return describe_device(changes, self._device[1]) if changes and self._device else None
+        return parents.describe_device(changes, self._device[1]) if changes and self._device else None
 
     async def prepare(self) -> Inheritance:
         found = await super().prepare()
         if (attempt := self._parameters.attempt) and (saved := self._kopia.offer.checkpoints):
             others = any(read_tag(one, TRANSFER_UID_TAG) != attempt.uid for one in saved)
             alone = others and await attempt.is_alone()
-            self._checkpoint = choose_checkpoint(saved, attempt.uid, self._described, alone=alone)
+            self._checkpoint = parents.choose_checkpoint(saved, attempt.uid, self._described, alone=alone)
         return found
 
     @property
@@ -205,7 +195,7 @@ class _BlockRun(_OneOpenRun):
 
     async def discard_checkpoints(self, within: timedelta, *, due: bool) -> None:
         if (attempt := self._parameters.attempt) and (due or self._checkpoint.own):
-            target = f"{IDENTITY}:{checkpoint_path(attempt.uid)}"
+            target = f"{IDENTITY}:{parents.checkpoint_path(attempt.uid)}"
             await remove_source(self._repository.kopia, target, within=within)
 
     async def check_parent(self, latest: Snapshot | None) -> str | None:
@@ -225,10 +215,10 @@ class _BlockRun(_OneOpenRun):
         changes, parameters = self._parameters.changes, self._parameters
         if parameters.parent != NO_PARENT:
             parent = next((one for one in self._kopia.offer.snapshots if one["id"] == self._parent), None)
-            self._choice = choose_blocks(parent, changes, parameters.requested_at)
+            self._choice = parents.choose_blocks(parent, changes, parameters.requested_at)
         return {
             "parent": self._parent,
-            "tags": build_block_tags(parameters.all_tags, changes),
+            "tags": parents.build_block_tags(parameters.all_tags, changes),
             "pins": [PIN],
             "parallel": parameters.parallel,
             "changes": self._choice.query,
@@ -239,8 +229,8 @@ class _BlockRun(_OneOpenRun):
         if (attempt := self._parameters.attempt) is None or self._described is None:
             return None
         return {
-            "path": checkpoint_path(attempt.uid),
-            "tags": build_checkpoint_tags(self._parameters.all_tags, self._described),
+            "path": parents.checkpoint_path(attempt.uid),
+            "tags": parents.build_checkpoint_tags(self._parameters.all_tags, self._described),
             "seconds": interval.total_seconds(),
             "resume": self._checkpoint.resume,
             "replaces": self._checkpoint.replaced,

@@ -10,20 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from core.models import names
 from core.models.base import JsonDict
-from core.models.names import (
-    ASYNC_OPERATION_ID_LABEL,
-    CHANGES_TAG,
-    CHECKPOINT_DEVICE_TAG,
-    SNAPSHOT_REQUESTER_TAG,
-    TRANSFER_UID_TAG,
-    UPLOADER_TAG,
-)
 from datamover.kopia.snapshots import read_tag
 
 _CHANGE_TAG: Final = "cbt-change-id"
 _VOLUME_TAG: Final = "cbt-volume-id"
-_VELERO_TAGS: Final = (SNAPSHOT_REQUESTER_TAG, UPLOADER_TAG, ASYNC_OPERATION_ID_LABEL)
+_VELERO_TAGS: Final = (names.SNAPSHOT_REQUESTER_TAG, names.UPLOADER_TAG, names.ASYNC_OPERATION_ID_LABEL)
 
 
 @dataclass(frozen=True)
@@ -107,7 +100,7 @@ def describe_device(changes: BlockChanges, size_bytes: int) -> str:
 def build_checkpoint_tags(tags: Mapping[str, str], device: str) -> dict[str, str]:
     """Return the tags of a checkpoint: the snapshot's, without those by which Velero knows a snapshot."""
     ours = {key: value for key, value in tags.items() if key not in _VELERO_TAGS}
-    return {f"tag:{key}": value for key, value in (ours | {CHECKPOINT_DEVICE_TAG: device}).items()}
+    return {f"tag:{key}": value for key, value in (ours | {names.CHECKPOINT_DEVICE_TAG: device}).items()}
 
 
 @dataclass(frozen=True)
@@ -131,8 +124,8 @@ def choose_checkpoint(
 
     With `alone`, no other transfer backs up the source, so what others have saved is of no use.
     """
-    own = [one for one in saved if read_tag(one, TRANSFER_UID_TAG) == transfer_uid]
-    fitting = [one for one in own if read_tag(one, CHECKPOINT_DEVICE_TAG) == device]
+    own = [one for one in saved if read_tag(one, names.TRANSFER_UID_TAG) == transfer_uid]
+    fitting = [one for one in own if read_tag(one, names.CHECKPOINT_DEVICE_TAG) == device]
     best = max(fitting, key=lambda one: int((one.get("stats") or {}).get("totalSize", 0)), default=None)
     return CheckpointChoice(
         resume=best["id"] if best else None,
@@ -164,7 +157,7 @@ def decide_parents(
         one
         for one in listed
         if not one.get("incomplete")
-        and (not _is_later(one, requested_at) or transfer_uid == read_tag(one, TRANSFER_UID_TAG))
+        and (not _is_later(one, requested_at) or transfer_uid == read_tag(one, names.TRANSFER_UID_TAG))
     ]
     parents = [{"id": complete[-1]["id"], "until": _changes_until(complete, in_use=in_use)}] if complete else []
     checkpoints = [
@@ -193,7 +186,7 @@ def _changes_until(complete: Sequence[JsonDict], *, in_use: bool) -> str:
 
 def _read_until(listed: JsonDict) -> str | None:
     """Return the time in our tag, or None."""
-    tag = read_tag(listed, CHANGES_TAG)
+    tag = read_tag(listed, names.CHANGES_TAG)
     return tag if tag and _parse_time(tag) else None
 
 

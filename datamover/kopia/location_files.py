@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Final, TypeVar
 
-from core.errors import ContractError, RepositoryError
+from core.errors import ContractError, RepositoryError, Translated
 from core.models.base import JsonDict, WireModel
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config
 from datamover.kopia.process import Kopia, KopiaAnswer
@@ -57,10 +57,8 @@ def read_elements(answer: KopiaAnswer, file: IO[bytes], model: type[_T]) -> Iter
         last = line.strip()
         if last in _BRACKETS or last.startswith(b"//"):
             continue
-        try:
+        with Translated((ContractError, UnicodeDecodeError), answer.error, "kopia's output is invalid"):
             yield model.from_json(last.removesuffix(b",").decode())
-        except (ContractError, UnicodeDecodeError) as e:
-            raise answer.error(f"kopia's output is invalid: {e}") from e
     if last != b"]":
         raise answer.error("kopia's output is not a complete list")
 
@@ -344,11 +342,9 @@ async def _scan(answer: KopiaAnswer, file: IO[bytes], wanted: frozenset[str], *,
         pieces = unpack(file, members) if members else iter(lambda: file.read(_PIECE_BYTES), b"")
         return find_names(pieces, wanted, should_stop)
 
-    try:
+    with Translated((zlib.error, EOFError), answer.error, "a file is damaged"):
         async with run_in_background(work, name="backup-files") as found:
             return await found
-    except (zlib.error, EOFError) as e:
-        raise answer.error(f"a file is damaged: {e}") from e
 
 
 def find_names(pieces: Iterator[bytes], wanted: frozenset[str], should_stop: ShouldStop = lambda: False) -> set[str]:

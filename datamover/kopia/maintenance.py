@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Self
 from msgspec import field, structs
 
 from core.contract import MaintenanceCause, MaintenanceMode
-from core.errors import ContractError, DataPathError
+from core.errors import ContractError, DataPathError, Translated
 from core.models.base import Int64, SparseModel, Time, WireModel, format_time
 from core.models.storage import FULL_INTERVAL_KEY, FULL_INTERVAL_SECONDS
 from datamover.kopia.causes import find_maintenance_cause
@@ -241,10 +241,8 @@ class Maintenance:
     async def read_info(self) -> MaintenanceInfo:
         """Return kopia's parameters and schedule of maintenance."""
         answer = (await self._call("maintenance", "info", "--json")).check()
-        try:
+        with Translated(ContractError, answer.error, "kopia's output is invalid"):
             return MaintenanceInfo.from_wire(answer.document())
-        except ContractError as e:
-            raise answer.error(f"kopia's output is invalid: {e}") from e
 
     async def own(self) -> None:
         """Make the identity of Velero and of these agents the owner."""

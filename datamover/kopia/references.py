@@ -13,16 +13,8 @@ from typing import Final, NamedTuple
 
 from msgspec import field
 
+from core.models import names
 from core.models.base import Int64, SparseModel, Time, WireModel
-from core.models.names import (
-    ASYNC_OPERATION_ID_LABEL,
-    ATTEMPT_TAG,
-    BACKUP_UID_TAG,
-    CHECKPOINT_DEVICE_TAG,
-    SNAPSHOT_REQUESTER_TAG,
-    SNAPSHOT_REQUESTERS,
-    TRANSFER_UID_TAG,
-)
 from core.snapshot_contract import SnapshotVerdict
 from datamover.kopia.snapshots import PIN
 
@@ -85,20 +77,20 @@ class ListedSnapshot(SparseModel):
     @property
     def backup_uid(self) -> str | None:
         """The UID of its backup; None if no tag has it."""
-        if uid := self.tag(BACKUP_UID_TAG):
+        if uid := self.tag(names.BACKUP_UID_TAG):
             return uid
-        found = _UPLOAD.match(self.tag(ASYNC_OPERATION_ID_LABEL) or "")
+        found = _UPLOAD.match(self.tag(names.ASYNC_OPERATION_ID_LABEL) or "")
         return found[1] if found else None
 
     @property
     def transfer_uid(self) -> str | None:
         """The UID of the transfer that it was made for; None if no tag has it."""
-        return self.tag(TRANSFER_UID_TAG)
+        return self.tag(names.TRANSFER_UID_TAG)
 
     @property
     def is_device_checkpoint(self) -> bool:
         """Whether it is what a backup by block has saved for another attempt."""
-        return bool(self.incomplete and self.tag(CHECKPOINT_DEVICE_TAG))
+        return bool(self.incomplete and self.tag(names.CHECKPOINT_DEVICE_TAG))
 
     def tag(self, name: str) -> str | None:
         """Return the tag of this name; None: it has none."""
@@ -163,7 +155,7 @@ def _judge_by_cluster(snapshot: ListedSnapshot, references: References) -> Judgm
     if snapshot.incomplete:
         return Judgment(SnapshotVerdict.INCOMPLETE, f"its backup did not end: {snapshot.incomplete}")
     completed = references.completed.get(snapshot.transfer_uid or "")
-    attempt = snapshot.tag(ATTEMPT_TAG)
+    attempt = snapshot.tag(names.ATTEMPT_TAG)
     if completed is not None and attempt not in {None, str(completed.attempt)}:
         reason = f"attempt {attempt} of {completed.name} made it, which attempt {completed.attempt} completed"
         return Judgment(SnapshotVerdict.UNREFERENCED, reason)
@@ -176,7 +168,7 @@ def _find_doubt(snapshot: ListedSnapshot, references: References, now: datetime)
     """Return why something unseen may refer to the snapshot; None: nothing may."""
     if not snapshot.tags:
         return "it has no tags: no data mover made it"
-    if (requester := snapshot.tag(SNAPSHOT_REQUESTER_TAG)) not in SNAPSHOT_REQUESTERS:
+    if (requester := snapshot.tag(names.SNAPSHOT_REQUESTER_TAG)) not in names.SNAPSHOT_REQUESTERS:
         named = "it names no requester" if requester is None else f'its requester is "{requester}"'
         return f"{named}: no data mover made it"
     if pins := [pin for pin in snapshot.pins if pin != PIN]:

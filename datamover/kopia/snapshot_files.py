@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from core.aio import end_task, wait_for_answer
-from core.errors import ContractError, DataPathError
+from core.errors import ContractError, DataPathError, Translated
 from core.models.base import parse_time
 from core.snapshot_contract import FileEntry, FileType
 from datamover.kopia.backup_process import device_flags
@@ -192,12 +192,10 @@ async def read_directory(
     with open_output(repository.work_dir) as file:
         attempted = f"read directory {escape_controls(directory.name) or '/'} of {repository.description}"
         answer = await repository.call(attempted, "show", directory.object_id, output_fd=file.fileno())
-        try:
+        with Translated(msgspec.ValidationError, answer.error, "kopia's output is not a directory"):
             # `None` is no entry.
             for entry in islice(next(read_directories(answer, file), [None]), most):
                 yield msgspec.convert(entry, StoredEntry)
-        except msgspec.ValidationError as e:
-            raise answer.error(f"kopia's output is not a directory: {e}") from e
 
 
 def _show(names: Sequence[str]) -> str:

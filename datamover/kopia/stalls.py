@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from core.clock import Clock
-from core.errors import AgentError, ConfigError, DataPathError, RepositoryError, StorageOutageError
+from core.errors import AgentError, ConfigError, DataPathError, RepositoryError, StorageOutageError, Translated
 from core.models.units import format_duration, parse_duration
 from datamover.kopia.progress import Meter
 from datamover.runtime.cancellation import Canceler, ShouldStop, run_beside, run_in_background, run_unless_canceled
@@ -196,10 +196,8 @@ def read_duration(
     text = environment.get(variable, "")
     if not text:
         return default
-    try:
+    with Translated(ValueError, ConfigError, variable):
         duration = parse_duration(text)
-    except ValueError as e:
-        raise ConfigError(f"{variable}: {e}") from e
     if duration < timedelta(0):
         raise ConfigError(f'{variable}: must not be negative: "{text}"')
     if limits and not limits[0] <= duration <= limits[1]:

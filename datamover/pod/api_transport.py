@@ -17,9 +17,9 @@ from urllib.parse import quote, urlencode
 import h11
 
 from core.clock import Clock
-from core.errors import ConfigError
+from core.errors import ConfigError, Translated
 from core.kube.errors import UnreachableError, raise_for_status
-from core.kube.transport import LineSplitter, Request, Response, check_size, keep_alive, trust_like_go
+from core.kube.transport import LineSplitter, Request, Response, keep_alive, reaching, read_all, trust_like_go
 from datamover.runtime.work_dir import attempting
 
 _PIECE_BYTES: Final = 65536
@@ -123,13 +123,11 @@ class ServerConnection:
 
     async def _next_event(self) -> h11.Event:
         while True:
-            try:
+            with Translated(h11.RemoteProtocolError, HttpError, "invalid HTTP response, or closed too early"):
                 event = self._http.next_event()
                 if event is h11.NEED_DATA:
                     self._http.receive_data(await self._reader.read(_PIECE_BYTES))
                     continue
-            except h11.RemoteProtocolError as e:
-                raise HttpError(f"invalid HTTP response, or closed too early: {e}") from e
             if isinstance(event, h11.ConnectionClosed):
                 raise HttpError("connection closed before the end of the response")
             return event if isinstance(event, h11.Event) else h11.EndOfMessage()
@@ -159,11 +157,9 @@ class PodTransport:
         Raises:
             UnreachableError: none arrived in time, or one larger than any object, or the token cannot be read.
         """
-        try:
+        with reaching(request):
             async with asyncio.timeout(request.timeout_seconds), self._sent(request) as (head, connection):
                 body = await _read_all(request, connection)
-        except OSError as e:
-            raise _unreachable(request, e) from e
         return Response(head.status, body, head.headers.get("retry-after"))
 
     @asynccontextmanager
@@ -176,12 +172,10 @@ class PodTransport:
             GoneError: a line is longer than any object.
         """
         async with AsyncExitStack() as held:
-            try:
+            with reaching(request):
                 async with asyncio.timeout(request.timeout_seconds):
                     head, connection = await held.enter_async_context(self._sent(request))
                     body = await _read_all(request, connection) if head.status >= _FIRST_ERROR_STATUS else b""
-            except OSError as e:
-                raise _unreachable(request, e) from e
             attempted, retry_after = f"{request.method} {request.path}", head.headers.get("retry-after")
             raise_for_status(head.status, body, attempted=attempted, retry_after=retry_after)
             yield await held.enter_async_context(aclosing(_lines(request, connection)))
@@ -244,35 +238,23 @@ class PodTransport:
 
 
 async def _read_all(request: Request, connection: ServerConnection) -> bytes:
-    read, size_bytes = [], 0
     async with aclosing(connection.body()) as pieces:
-        async for piece in pieces:
-            read.append(piece)
-            size_bytes += len(piece)
-            check_size(request, size_bytes)
-    return b"".join(read)
+        return await read_all(request, pieces)
 
 
 async def _lines(request: Request, connection: ServerConnection) -> AsyncGenerator[bytes, None]:
     splitter = LineSplitter(request)
     async with aclosing(connection.body()) as pieces:
         while True:
-            try:
+            with reaching(request):
                 async with asyncio.timeout(request.timeout_seconds):
                     piece = await anext(pieces, b"")
-            except OSError as e:
-                raise _unreachable(request, e) from e
             if not piece:
                 break
             for line in splitter.split(piece):
                 yield line
     if splitter.rest:
         yield splitter.rest
-
-
-def _unreachable(request: Request, error: OSError) -> UnreachableError:
-    what = "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-    return UnreachableError(f"{request.method} {request.path}: {what}")
 
 
 def pod_transport(environment: Mapping[str, str], clock: Clock, account: Path = _ACCOUNT) -> PodTransport:

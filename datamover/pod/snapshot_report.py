@@ -21,21 +21,10 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError, NotFoundError
 from core.kube.resources import BACKUPS, Resource
 from core.kube.types import UncheckedObject
+from core.models import names
 from core.models.backups import SavedClaim
 from core.models.base import format_time
 from core.models.job_output import JobOutput
-from core.models.names import (
-    BACKUP_TAG,
-    BACKUP_VOLUMES_TAG,
-    BLOCK_DATA_MOVER,
-    CLAIM_TAG,
-    CLUSTER_TAG,
-    DATA_UPLOAD_REQUESTER,
-    OBJECT_NAME,
-    POD_VOLUME_REQUESTER,
-    SNAPSHOT_REQUESTER_TAG,
-    VELERO_BACKUP_LABEL,
-)
 from core.models.phases import FINAL_PHASES, Attempts, Phase
 from core.models.storage import BackupStorageLocation, RepositoryKey
 from core.models.units import parse_count
@@ -138,7 +127,7 @@ async def _list_deleting(client: KubeClient, namespace: str) -> set[str]:
 def _backups_of(raw: UncheckedObject) -> set[str]:
     meta = raw["metadata"]
     owners = {one["name"] for one in meta.get("ownerReferences") or [] if one.get("kind") == BACKUPS.kind}
-    return owners | {name for name in [(meta.get("labels") or {}).get(VELERO_BACKUP_LABEL)] if name}
+    return owners | {name for name in [(meta.get("labels") or {}).get(names.VELERO_BACKUP_LABEL)] if name}
 
 
 def _completed_snapshot(kind: MoverKind, raw: UncheckedObject, key: RepositoryKey) -> str | None:
@@ -280,10 +269,10 @@ _UNREAD_CHARACTERS: Final = 1000
 
 _SOURCES: Final = (
     re.compile(
-        rf"{DATA_UPLOAD_REQUESTER}/(?P<uploader>kopia|{BLOCK_DATA_MOVER})/(?P<namespace>[^/]+)/(?P<claim>[^/]+)"
+        rf"{names.DATA_UPLOAD_REQUESTER}/(?P<uploader>kopia|{names.BLOCK_DATA_MOVER})/(?P<namespace>[^/]+)/(?P<claim>[^/]+)"
     ),
     # Its last part is the name of the PVC if the volume has one, else the volume's in its pod.
-    re.compile(rf"{POD_VOLUME_REQUESTER}/kopia/(?P<namespace>[^/]+)/[^/]+/(?P<claim>[^/]+)"),
+    re.compile(rf"{names.POD_VOLUME_REQUESTER}/kopia/(?P<namespace>[^/]+)/[^/]+/(?P<claim>[^/]+)"),
 )
 
 
@@ -295,10 +284,10 @@ async def list_snapshots(spec: ListSnapshots, context: PodContext) -> Terminatio
     """
     location = await context.reader.location(spec.name)
     lister = _Lister(context, location)
-    names = spec.volume_namespaces or await lister.find_namespaces()
-    if strange := [name for name in names if not OBJECT_NAME.fullmatch(name)]:
+    namespaces = spec.volume_namespaces or await lister.find_namespaces()
+    if strange := [name for name in namespaces if not names.OBJECT_NAME.fullmatch(name)]:
         raise ConfigError(f'--volume-namespace: not the name of a namespace: "{strange[0]}"')
-    return build_success(lister.output.seal(await lister.run(names, named=bool(spec.volume_namespaces))))
+    return build_success(lister.output.seal(await lister.run(namespaces, named=bool(spec.volume_namespaces))))
 
 
 @dataclass(frozen=True)
@@ -317,7 +306,7 @@ class _Lister:
                 f"BackupStorageLocation {self.location.name}: its folders cannot be listed in a storage of the "
                 f"provider {self.location.spec.provider}: name a namespace (-n)"
             )
-        return [name for name in found if OBJECT_NAME.fullmatch(name)]
+        return [name for name in found if names.OBJECT_NAME.fullmatch(name)]
 
     async def run(self, volume_namespaces: Sequence[str], *, named: bool) -> SnapshotListing:
         """List these repositories; `named`: by the user, so that some may not exist."""
@@ -356,7 +345,7 @@ def describe_stored(one: ListedSnapshot, volume_namespace: str) -> StoredSnapsho
 
     A PVC of another namespace counts as none: who may write to one repository could name one of anybody else.
     """
-    tagged = SavedClaim.from_annotations({SavedClaim.annotation: one.tag(CLAIM_TAG) or ""})
+    tagged = SavedClaim.from_annotations({SavedClaim.annotation: one.tag(names.CLAIM_TAG) or ""})
     saved, named = (
         claim if claim is not None and claim.namespace == volume_namespace else None
         for claim in (tagged, _claim_of(one.shown_source))
@@ -365,12 +354,12 @@ def describe_stored(one: ListedSnapshot, volume_namespace: str) -> StoredSnapsho
         id=one.id,
         volume_namespace=volume_namespace,
         source=one.shown_source,
-        requester=one.tag(SNAPSHOT_REQUESTER_TAG),
+        requester=one.tag(names.SNAPSHOT_REQUESTER_TAG),
         start=format_time(one.start_time),
         bytes=one.size_bytes,
-        cluster=one.tag(CLUSTER_TAG),
-        backup=one.tag(BACKUP_TAG),
-        backup_volumes=parse_count(one.tag(BACKUP_VOLUMES_TAG) or ""),
+        cluster=one.tag(names.CLUSTER_TAG),
+        backup=one.tag(names.BACKUP_TAG),
+        backup_volumes=parse_count(one.tag(names.BACKUP_VOLUMES_TAG) or ""),
         backup_uid=one.backup_uid,
         transfer_uid=one.transfer_uid,
         claim=saved or named,
@@ -384,10 +373,10 @@ def _claim_of(source: str) -> SavedClaim | None:
     if identity != IDENTITY:
         return None
     found: Mapping[str, str] = next((match.groupdict() for one in _SOURCES if (match := one.fullmatch(path))), {})
-    if not found or not all(OBJECT_NAME.fullmatch(name) for name in found.values()):
+    if not found or not all(names.OBJECT_NAME.fullmatch(name) for name in found.values()):
         return None
     # Whether it had a file system is not known: the device itself is right in any case.
-    mode = VolumeMode.BLOCK if found.get("uploader") == BLOCK_DATA_MOVER else VolumeMode.FILESYSTEM
+    mode = VolumeMode.BLOCK if found.get("uploader") == names.BLOCK_DATA_MOVER else VolumeMode.FILESYSTEM
     return SavedClaim(namespace=found["namespace"], name=found["claim"], volume_mode=str(mode))
 
 

@@ -7,25 +7,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from core import mover_specs
 from core.contract import InitResult, LocationResult
 from core.errors import AgentError, ConfigError, DataPathError, RepositoryError
 from core.kube.events import EventRecorder, ObjectRef
 from core.models.job_output import JobOutput
 from core.models.storage import BackupRepository
 from core.models.transfer_settings import PLAN_LINE, EndedPlan, InPlace
-from core.mover_specs import (
-    DeleteSnapshots,
-    InitRepository,
-    ListFiles,
-    ListSnapshots,
-    MaintainRepository,
-    MoverSpec,
-    PlanRestore,
-    ReportSnapshots,
-    SendFiles,
-    ValidateLocation,
-    VerifySnapshots,
-)
 from datamover.data_path.in_place_preview import RestorePlanner
 from datamover.data_path.run import DataPath
 from datamover.kopia.maintenance import Maintenance, parse_full_interval
@@ -52,10 +40,10 @@ _VALIDATION_SECONDS: Final = 60.0
 """For the whole validation, also of a storage that answers slowly."""
 
 
-async def run_storage_command(spec: MoverSpec, context: PodContext) -> int:
+async def run_storage_command(spec: mover_specs.MoverSpec, context: PodContext) -> int:
     """Run the command until a signal arrives, and return its exit code; the termination message is its result."""
     run, what = _COMMANDS[type(spec)]
-    fail = build_maintenance_failure if isinstance(spec, MaintainRepository) else build_failure
+    fail = build_maintenance_failure if isinstance(spec, mover_specs.MaintainRepository) else build_failure
     canceler = Canceler()
     canceler.cancel_on(context.stop)
     try:
@@ -67,7 +55,7 @@ async def run_storage_command(spec: MoverSpec, context: PodContext) -> int:
     return termination.exit_code
 
 
-async def _initialize(spec: InitRepository, context: PodContext) -> Termination:
+async def _initialize(spec: mover_specs.InitRepository, context: PodContext) -> Termination:
     wanted, location = await context.reader.place(spec.name)
     recorder = EventRecorder(context.client, context.clock, component=spec.name, host=context.node)
     reporter = Reporter(recorder, ObjectRef.of(wanted), context.clock)
@@ -99,7 +87,7 @@ async def _connect_read_only(repository: Repository) -> None:
         raise RepositoryError(f"{e}; cannot create it: its BackupStorageLocation is read-only") from e
 
 
-async def _validate(spec: ValidateLocation, context: PodContext) -> Termination:
+async def _validate(spec: mover_specs.ValidateLocation, context: PodContext) -> Termination:
     location = await context.reader.location(spec.name)
     storage = await resolve_storage(context, location)
     if spec.keys_only and storage.needs_pod:
@@ -114,7 +102,7 @@ async def _validate(spec: ValidateLocation, context: PodContext) -> Termination:
     return build_success(LocationResult().to_json())
 
 
-async def _plan_restore(spec: PlanRestore, context: PodContext) -> Termination:
+async def _plan_restore(spec: mover_specs.PlanRestore, context: PodContext) -> Termination:
     """Write the RestorePlan as a line, and return the EndedPlan."""
     if spec.volume_path is None:
         raise ConfigError("plan-restore needs --volume-path")
@@ -130,15 +118,15 @@ async def _plan_restore(spec: PlanRestore, context: PodContext) -> Termination:
 
 
 _Command = Callable[[Any, PodContext], Coroutine[Any, Any, Termination]]
-_COMMANDS: Final[Mapping[type[MoverSpec], tuple[_Command, str]]] = {
-    InitRepository: (_initialize, "repository initialization"),
-    ValidateLocation: (_validate, "validation"),
-    MaintainRepository: (maintain, "repository maintenance"),
-    ReportSnapshots: (report_snapshots, "snapshot report"),
-    ListSnapshots: (list_snapshots, "list of snapshots"),
-    VerifySnapshots: (verify_snapshots, "verification"),
-    PlanRestore: (_plan_restore, "plan of a restore"),
-    DeleteSnapshots: (delete_transfers, "deletion of snapshots"),
-    ListFiles: (list_files, "list of files"),
-    SendFiles: (lambda spec, context: FileSender(spec, context).run(), "sending of files"),
+_COMMANDS: Final[Mapping[type[mover_specs.MoverSpec], tuple[_Command, str]]] = {
+    mover_specs.InitRepository: (_initialize, "repository initialization"),
+    mover_specs.ValidateLocation: (_validate, "validation"),
+    mover_specs.MaintainRepository: (maintain, "repository maintenance"),
+    mover_specs.ReportSnapshots: (report_snapshots, "snapshot report"),
+    mover_specs.ListSnapshots: (list_snapshots, "list of snapshots"),
+    mover_specs.VerifySnapshots: (verify_snapshots, "verification"),
+    mover_specs.PlanRestore: (_plan_restore, "plan of a restore"),
+    mover_specs.DeleteSnapshots: (delete_transfers, "deletion of snapshots"),
+    mover_specs.ListFiles: (list_files, "list of files"),
+    mover_specs.SendFiles: (lambda spec, context: FileSender(spec, context).run(), "sending of files"),
 }

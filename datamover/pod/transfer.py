@@ -43,15 +43,7 @@ from datamover.data_path.restore import RestoreParameters, restore, restore_work
 from datamover.data_path.resume import ResumeSettings, read_list_interval
 from datamover.data_path.run import DataPath
 from datamover.data_path.snapshot_runs import BackupParameters
-from datamover.kinds import (
-    NO_PARENT,
-    TRANSFER_KINDS,
-    BackupPlan,
-    MoverKind,
-    UploaderSettings,
-    parse_settings,
-    plan_of,
-)
+from datamover.kinds import NO_PARENT, TRANSFER_KINDS, BackupPlan, MoverKind, UploaderSettings, parse_settings, plan_of
 from datamover.kopia.backup_process import GracefulStop, read_checkpoint_grace
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository

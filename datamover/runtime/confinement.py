@@ -20,21 +20,7 @@ from typing import Final
 
 from core.errors import DataPathError
 from core.landlock import landlock_abi
-from datamover.runtime.sandbox import (
-    LIBC,
-    SYS_RESTRICT_SELF,
-    TO_READ,
-    TO_WRITE,
-    Jail,
-    Rights,
-    Step,
-    below,
-    build_jail,
-    no_flushes,
-    open_ruleset,
-    share_nothing,
-    use_as_jail,
-)
+from datamover.runtime import sandbox
 
 _logger = logging.getLogger(__name__)
 
@@ -105,8 +91,8 @@ def find_means() -> Means:
         abi, missing = landlock_abi(), None
     except OSError as e:
         abi, missing = None, e.strerror
-    chroot = [("chroot", partial(LIBC.chroot, b"/"))]
-    return Means(abi, missing, mounts=_works(share_nothing()), chroot=_works(chroot))
+    chroot = [("chroot", partial(sandbox.LIBC.chroot, b"/"))]
+    return Means(abi, missing, mounts=_works(sandbox.share_nothing()), chroot=_works(chroot))
 
 
 def report_means(means: Means) -> None:
@@ -117,7 +103,7 @@ def report_means(means: Means) -> None:
         _logger.warning("kopia cannot be confined to its volume: no Landlock (%s), and no chroot", means.missing)
 
 
-def _works(steps: Sequence[Step]) -> bool:
+def _works(steps: Sequence[sandbox.Step]) -> bool:
     pid = os.fork()
     if pid == 0:
         os._exit(any(call() < 0 for _, call in steps))
@@ -128,7 +114,7 @@ def _works(steps: Sequence[Step]) -> bool:
 class Confinement:
     """A prepared confinement of one child; `program` is open if a jail hides the program's path."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[sandbox.Step, ...]
     program: int | None = None
 
     def enter(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -165,17 +151,17 @@ def confine(program: Path, bounds: Bounds, means: Means, home: Path) -> Iterator
         return
     files = [file for file in (*map(Path, (*_RESOLVER, *_AUTHORITIES)), *bounds.files) if file.exists()]
     with ExitStack() as stack:
-        steps: list[Step] = []
+        steps: list[sandbox.Step] = []
         if (jail := stack.enter_context(_open_jail(bounds, files, means, home))) is not None:
             steps += jail.steps()
         if means.abi or not bounds.flushes:
             steps.append(_no_new_privs())
         if means.abi:
             rules = _rules(program, bounds, files, jail)
-            ruleset = stack.enter_context(open_ruleset(means.abi, rules))
+            ruleset = stack.enter_context(sandbox.open_ruleset(means.abi, rules))
             steps.append(_restrict(ruleset))
         if not bounds.flushes:
-            steps += no_flushes()
+            steps += sandbox.no_flushes()
         opened = None
         if jail is not None:
             opened = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
@@ -183,29 +169,35 @@ def confine(program: Path, bounds: Bounds, means: Means, home: Path) -> Iterator
         yield Confinement(tuple(steps), opened)
 
 
-def _open_jail(bounds: Bounds, files: Sequence[Path], means: Means, home: Path) -> AbstractContextManager[Jail | None]:
+def _open_jail(
+    bounds: Bounds, files: Sequence[Path], means: Means, home: Path
+) -> AbstractContextManager[sandbox.Jail | None]:
     trees = [*bounds.read, *bounds.write]
     if means.mounts:
         # kopia removes a file beside its target, which succeeds if there is none, except in a read-only tree.
         read_only = [tree for tree in bounds.read if not any(each.is_relative_to(tree) for each in bounds.write)]
-        return build_jail(home, trees, files, read_only=read_only)
+        return sandbox.build_jail(home, trees, files, read_only=read_only)
     if means.in_place:
-        return use_as_jail(bounds.volume.parent if bounds.volume else home, trees, files)
+        return sandbox.use_as_jail(bounds.volume.parent if bounds.volume else home, trees, files)
     return nullcontext()
 
 
-def _rules(program: Path, bounds: Bounds, files: Sequence[Path], jail: Jail | None) -> Iterator[tuple[Path, Rights]]:
-    yield program, Rights.EXECUTE | Rights.READ_FILE
-    yield from ((tree, TO_READ) for tree in bounds.read)
-    yield from ((tree, TO_WRITE) for tree in bounds.write)
-    yield from ((below(jail.root, file) if jail else file, TO_READ) for file in files)
+def _rules(
+    program: Path, bounds: Bounds, files: Sequence[Path], jail: sandbox.Jail | None
+) -> Iterator[tuple[Path, sandbox.Rights]]:
+    yield program, sandbox.Rights.EXECUTE | sandbox.Rights.READ_FILE
+    yield from ((tree, sandbox.TO_READ) for tree in bounds.read)
+    yield from ((tree, sandbox.TO_WRITE) for tree in bounds.write)
+    yield from ((sandbox.below(jail.root, file) if jail else file, sandbox.TO_READ) for file in files)
 
 
-def _no_new_privs() -> Step:
+def _no_new_privs() -> sandbox.Step:
     """Return the step that the following ones require without a capability."""
     zero, one = ctypes.c_ulong(0), ctypes.c_ulong(1)
-    return "no_new_privs", partial(LIBC.prctl, ctypes.c_int(_PR_SET_NO_NEW_PRIVS), one, zero, zero, zero)
+    return "no_new_privs", partial(sandbox.LIBC.prctl, ctypes.c_int(_PR_SET_NO_NEW_PRIVS), one, zero, zero, zero)
 
 
-def _restrict(ruleset: int) -> Step:
-    return "Landlock", partial(LIBC.syscall, ctypes.c_long(SYS_RESTRICT_SELF), ctypes.c_long(ruleset), ctypes.c_long(0))
+def _restrict(ruleset: int) -> sandbox.Step:
+    return "Landlock", partial(
+        sandbox.LIBC.syscall, ctypes.c_long(sandbox.SYS_RESTRICT_SELF), ctypes.c_long(ruleset), ctypes.c_long(0)
+    )

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from core.errors import DataPathError
+from core.errors import DataPathError, Translated
 from core.landlock import SYS_CREATE_RULESET
 from datamover.runtime.work_dir import opened
 
@@ -118,10 +118,8 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _building() -> Iterator[None]:
-    try:
+    with Translated(OSError, DataPathError, "cannot confine kopia: cannot build its jail"):
         yield
-    except OSError as e:
-        raise DataPathError(f"cannot confine kopia: cannot build its jail: {e}") from e
 
 
 @contextmanager

@@ -13,19 +13,7 @@ from core.clock import Clock
 from core.errors import RepositoryError
 from core.redact import Redactor
 from datamover.runtime.work_dir import WorkDir
-from datamover.storage.providers import (
-    AZURE_AUTHORITY,
-    AZURE_METADATA,
-    SECRET_VARIABLES,
-    AzureAccountKey,
-    AzureIdentity,
-    BucketStorage,
-    CredentialsText,
-    KopiaAccess,
-    parse_variables,
-    read_credentials,
-    trust_variables,
-)
+from datamover.storage import providers
 
 _STORAGE_KEY: Final = "AZURE_STORAGE_KEY"
 _SAS_TOKEN: Final = "AZURE_STORAGE_SAS_TOKEN"  # noqa: S105
@@ -85,14 +73,14 @@ _CLOUDS: Final[Mapping[str, _Cloud]] = {
 
 
 @dataclass(frozen=True)
-class AzureStorage(BucketStorage):
+class AzureStorage(providers.BucketStorage):
     """A prefix in an Azure container; `variables` are kopia's, `account_key` is where to fetch a missing one."""
 
     account: str
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     ca_pem: bytes = b""
     domain: str | None = None
-    account_key: AzureAccountKey | None = field(default=None, repr=False)
+    account_key: providers.AzureAccountKey | None = field(default=None, repr=False)
 
     @property
     def description(self) -> str:
@@ -102,7 +90,7 @@ class AzureStorage(BucketStorage):
     @property
     def needs_pod(self) -> bool:
         """Whether there is neither a key nor a secret."""
-        return not any(self.variables.get(name) for name in SECRET_VARIABLES)
+        return not any(self.variables.get(name) for name in providers.SECRET_VARIABLES)
 
     async def with_fetched_credentials(self, clock: Clock, redactor: Redactor) -> Self:
         """Return this storage with the account's key, if Azure's management has to give it."""
@@ -113,22 +101,22 @@ class AzureStorage(BucketStorage):
         key = await fetch_account_key(self.account_key, clock, redactor)
         return replace(self, account_key=None, variables={**self.variables, _STORAGE_KEY: key})
 
-    def access(self, work_dir: WorkDir) -> KopiaAccess:
+    def access(self, work_dir: WorkDir) -> providers.KopiaAccess:
         """Return kopia's arguments, and the credentials."""
         flags = ["azure", f"--container={self.bucket}", f"--prefix={self.prefix}", f"--storage-account={self.account}"]
         if self.domain:
             flags.append(f"--storage-domain={self.domain}")
-        return KopiaAccess(flags, {**self.variables, **trust_variables(work_dir, self.ca_pem)})
+        return providers.KopiaAccess(flags, {**self.variables, **providers.trust_variables(work_dir, self.ca_pem)})
 
 
-def read_azure_variables(source: CredentialsText | None, environment: Mapping[str, str]) -> dict[str, str]:
+def read_azure_variables(source: providers.CredentialsText | None, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of the credentials file, and what kopia would read of the environment.
 
     As with Velero, only the environment names a token file: its content is sent to the authority that a location names.
     The token is for the client that the environment names, too, unless the file has a secret of its own.
     """
     inherited = {name: environment[name] for name in _INHERITED if environment.get(name)}
-    given = parse_variables(source) if source else {}
+    given = providers.parse_variables(source) if source else {}
     given.pop(_TOKEN_FILE, None)
     if _TOKEN_FILE in inherited and not any(given.get(name) for name in _OWN):
         given |= {name: inherited[name] for name in (_TENANT, _CLIENT) if name in inherited}
@@ -173,7 +161,7 @@ def _identity(config: Mapping[str, str], given: Mapping[str, str]) -> dict[str, 
         )
     variables = {name: given[name] for name in _IDENTITY if given.get(name)}
     if certificate := given.get(f"{_CERTIFICATE}_PATH", ""):
-        variables[_CERTIFICATE] = read_credentials(certificate, f"{_CERTIFICATE}_PATH").text
+        variables[_CERTIFICATE] = providers.read_credentials(certificate, f"{_CERTIFICATE}_PATH").text
     proof = variables.get(_SECRET) or variables.get(_CERTIFICATE) or given.get(_TOKEN_FILE)
     if given.get(_SAS_TOKEN) or (proof and given.get(_TENANT) and given.get(_CLIENT)):
         return variables
@@ -193,26 +181,26 @@ def _identity(config: Mapping[str, str], given: Mapping[str, str]) -> dict[str, 
 
 def _wanted_key(
     config: Mapping[str, str], given: Mapping[str, str], cloud: _Cloud, ca_pem: bytes
-) -> AzureAccountKey | None:
+) -> providers.AzureAccountKey | None:
     """Return the key to fetch, as Velero does unless `useAAD` is set; None: kopia uses the identity itself."""
     group, subscription = _management(config, given).values()
     by_itself = _uses_identity(config) or given.get(_SAS_TOKEN)
     if by_itself or not group or not subscription or _has_certificate(given) or _unsupported(given):
         return None
-    identity = AzureIdentity(
+    identity = providers.AzureIdentity(
         authority=config.get("activeDirectoryAuthorityURI", "")
         or cloud.authority
         or given.get(_AUTHORITY, "")
-        or AZURE_AUTHORITY,
+        or providers.AZURE_AUTHORITY,
         tenant=given.get(_TENANT, ""),
         client=given.get(_CLIENT, ""),
         secret=given.get(_SECRET, ""),
         token_file=given.get(_TOKEN_FILE, ""),
-        metadata=given.get(_METADATA_HOST, "") or AZURE_METADATA,
+        metadata=given.get(_METADATA_HOST, "") or providers.AZURE_METADATA,
     )
     if (identity.secret or identity.token_file) and not (identity.tenant and identity.client):
         return None
-    return AzureAccountKey(
+    return providers.AzureAccountKey(
         account=config["storageAccount"],
         subscription=subscription,
         group=group,

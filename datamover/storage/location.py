@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from core.errors import ConfigError, RepositoryError
+from core.errors import ConfigError, RepositoryError, Translated
 from core.models.storage import BackupStorageLocation, parse_endpoint
 from datamover.storage.azure import build_azure, read_azure_variables
 from datamover.storage.providers import (
@@ -130,11 +130,9 @@ def build_storage(
     provider = location.spec.provider
     # A known provider takes precedence over the config; any other one is S3 if it has an address.
     build = _BUILD.get(provider.removeprefix("velero.io/")) or (_s3 if found.config.get("s3Url") else None)
-    try:
+    with Translated((ConfigError, RepositoryError), RepositoryError, f"BackupStorageLocation {location.name}"):
         if build is not None:
             return build(found)
-    except (ConfigError, RepositoryError) as e:
-        raise RepositoryError(f"BackupStorageLocation {location.name}: {e}") from e
     raise RepositoryError(
         f'BackupStorageLocation {location.name}: unknown provider "{provider}" (supported: velero.io/aws, '
         "velero.io/azure, velero.io/gcp, velero.io/fs, or any with config.s3Url)"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from core.clock import Clock
-from core.errors import ConfigError, RepositoryError
+from core.errors import ConfigError, RepositoryError, Translated
 from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.runtime.work_dir import WorkDir, attempting
@@ -88,10 +88,10 @@ def read_inherited(environment: Mapping[str, str], variable: str) -> Credentials
 
 def read_credentials(path: str, named_by: str) -> CredentialsText:
     """Return the content of the file. Raises RepositoryError if it cannot be read."""
-    try:
+    with Translated(
+        (OSError, UnicodeDecodeError), RepositoryError, f"cannot read credentials file {path} ({named_by})"
+    ):
         return CredentialsText(Path(path).read_text(), f"file {path}")
-    except (OSError, UnicodeDecodeError) as e:
-        raise RepositoryError(f"cannot read credentials file {path} ({named_by}): {e}") from e
 
 
 def parse_variables(source: CredentialsText) -> dict[str, str]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from core.errors import AgentError, ConfigError
+from core.errors import AgentError, ConfigError, Translated
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import DAEMON_SETS, NODES, PODS, PRIORITY_CLASSES, STORAGE_CLASSES, Resource
@@ -262,10 +262,8 @@ async def _read_flag(client: KubeClient, namespace: str, flag: str) -> str | Non
     Raises:
         ConfigError: the namespace has no agent, or its DaemonSet cannot be read.
     """
-    try:
+    with Translated(KubeError, ConfigError, f"DaemonSet {namespace}/{AGENT_DAEMONSET} cannot be read"):
         daemonset = await client.read(DAEMON_SETS, namespace, AGENT_DAEMONSET)
-    except KubeError as e:
-        raise ConfigError(f"DaemonSet {namespace}/{AGENT_DAEMONSET} cannot be read: {e}") from e
     if daemonset is None:
         raise ConfigError(f"DaemonSet {namespace}/{AGENT_DAEMONSET} does not exist: use {flag} NAME, or --namespace")
     return flags_of(daemonset).get(flag.removeprefix("--")) or None

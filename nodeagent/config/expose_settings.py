@@ -4,7 +4,7 @@ import logging
 from dataclasses import replace
 from typing import cast
 
-from core.errors import ConfigError, ContractError
+from core.errors import ConfigError, ContractError, Translated
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, KubeError, MalformedObjectError, UnreachableError
 from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, NAMESPACES, SECRETS
@@ -169,7 +169,5 @@ async def read_template(client: KubeClient, namespace: str) -> AgentTemplate:
 
 
 async def _read_daemonset(client: KubeClient, namespace: str, name: str) -> DaemonSet | None:
-    try:
+    with Translated(KubeError, ConfigError, f"DaemonSet {namespace}/{name} cannot be read"):
         return await client.read(DAEMON_SETS, namespace, name)
-    except KubeError as e:
-        raise ConfigError(f"DaemonSet {namespace}/{name} cannot be read: {e}") from e

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
 
 from core.contract import MoverMethod
+from core.errors import Translated
 from core.kube.types import VolumeSource
 from core.models.phases import RetryRules
 from core.models.storage import BlockHash
@@ -220,10 +221,8 @@ class ExclusionKeys(Section, extra="forbid"):
 
     @model_validator(mode="after")
     def _is_valid(self) -> Self:
-        try:
+        with Translated(ValueError, expected, "valid exclusions"):
             self.exclusions  # noqa: B018 - it raises
-        except ValueError as e:
-            raise expected(f"valid exclusions: {e}") from e
         return self
 
     @property

@@ -19,7 +19,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from core.errors import ConfigError
+from core.errors import ConfigError, Translated
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import CONFIG_MAPS
@@ -121,10 +121,8 @@ def parse_object(text: str, what: str) -> JsonDict:
     Raises:
         ConfigError: there is none; the message begins with `what`.
     """
-    try:
+    with Translated((ValueError, RecursionError), ConfigError, f"{what} is not JSON"):
         document = load_json(text)
-    except (ValueError, RecursionError) as e:
-        raise ConfigError(f"{what} is not JSON: {e}") from e
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -311,10 +309,8 @@ async def read_named(
     Raises:
         ConfigError: it does not exist, has no data, or cannot be read.
     """
-    try:
+    with Translated(KubeError, ConfigError, f"ConfigMap {namespace}/{name} cannot be read"):
         found = await client.read(CONFIG_MAPS, namespace, name)
-    except KubeError as e:
-        raise ConfigError(f"ConfigMap {namespace}/{name} cannot be read: {e}") from e
     if found is None:
         raise absent(namespace, name, flag)
     if key and not found.get("data"):
@@ -333,11 +329,9 @@ def parse_config_map(config_map: ConfigObject) -> ParsedConfig:
     Raises:
         ConfigError: it does not have exactly one key, or holds no JSON object.
     """
-    try:
+    meta = config_map["metadata"]
+    with Translated(ConfigError, ConfigError, f"ConfigMap {meta['namespace']}/{meta['name']}"):
         return parse_config(document_of(config_map))
-    except ConfigError as e:
-        meta = config_map["metadata"]
-        raise ConfigError(f"ConfigMap {meta['namespace']}/{meta['name']}: {e}") from e
 
 
 def document_of(config_map: Mapping[str, Any]) -> str:
@@ -357,10 +351,8 @@ def read_document(path: str) -> str:
         ConfigError: the file cannot be read, or contains no single document.
     """
     text = _read(path)
-    try:
+    with Translated(ConfigError, ConfigError, path):
         return document_in(text)
-    except ConfigError as e:
-        raise ConfigError(f"{path}: {e}") from e
 
 
 def read_config_map(path: str) -> Manifest:
@@ -379,10 +371,8 @@ def read_config_map(path: str) -> Manifest:
 
 
 def _read(path: str) -> str:
-    try:
+    with Translated((OSError, ValueError), ConfigError, f"{path} cannot be read"):
         return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"{path} cannot be read: {e}") from e
 
 
 def document_in(text: str) -> str:

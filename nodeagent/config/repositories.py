@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, StrictInt
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
-from core.errors import ConfigError
+from core.errors import ConfigError, Translated
 from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS
 from core.kube.types import ConfigObject
@@ -139,10 +139,8 @@ class RepositoryConfig:
 
     async def _read(self, name: str) -> ParsedSettings:
         found = await read_named(self._client, self._namespace, name, flag=_FLAG, key=storage.REPOSITORY_TYPE)
-        try:
+        with Translated(ConfigError, ConfigError, f"ConfigMap {self._namespace}/{name}"):
             return parse_settings_of(found)
-        except ConfigError as e:
-            raise ConfigError(f"ConfigMap {self._namespace}/{name}: {e}") from e
 
     def _keep(self, parsed: ParsedSettings) -> None:
         before, self._last = self._last, parsed

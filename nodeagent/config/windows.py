@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
+from core.errors import Translated
 from core.models.units import parse_positive_duration
 
 _DESCRIPTORS: Final = {
@@ -78,10 +79,8 @@ def parse_schedule(text: str) -> str:
     if len(fields) != len(_FIELDS):
         raise ValueError(f"found {len(fields)} instead of {len(_FIELDS)} fields")
     plain = " ".join(_expand(written, field) for written, field in zip(fields, _FIELDS, strict=True))
-    try:
+    with Translated(CronSimError, ValueError, "no such day"):
         never = next(CronSim(plain, datetime(2000, 1, 1, tzinfo=UTC)), None) is None
-    except CronSimError as e:
-        raise ValueError(f"no such day: {e}") from e
     if never:
         raise ValueError("no such day")
     return plain

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from core.errors import ContractError
+from core.errors import ContractError, Translated
 from core.kube.types import ConfigObject
 from core.models.base import WireModel, to_utc
 from core.models.names import HISTORY_CONFIGMAPS
@@ -124,14 +124,12 @@ class _Block:
     def unpack(cls, data: bytes) -> "_Block":
         """Return the block in the ConfigMap; ContractError: it cannot be read."""
         width = struct.calcsize(_NUMBERS)
-        try:
+        with Translated((zlib.error, ValueError, RecursionError), ContractError, "history cannot be read"):
             text, _, numbers = zlib.decompressobj().decompress(data, _MOST_UNPACKED).partition(b"\n")
             head = msgspec.json.decode(text, type=_Head)
             if head.version != _VERSION or len(numbers) != width * len(head.volumes):
                 raise ContractError(f"history of version {head.version} with {len(numbers)} bytes")
             marks = {day: _split(base64.b64decode(joined)) for day, joined in head.marks.items()}
-        except (zlib.error, ValueError, RecursionError) as e:
-            raise ContractError(f"history cannot be read: {e}") from e
         rows = struct.iter_unpack(_NUMBERS, numbers)
         return cls(head.block, {key: array("H", row) for key, row in zip(head.volumes, rows, strict=True)}, marks)
 

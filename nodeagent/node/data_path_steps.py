@@ -4,7 +4,6 @@ The leader lets the next attempt begin, between two of these steps. Which ends m
 `nodeagent.transfers.retries`.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -12,7 +11,7 @@ from msgspec import structs
 
 from core.errors import ExposeError
 from core.models.names import ATTEMPTS_ANNOTATION, MOVER_LOST_ANNOTATION, OUTCOME_ANNOTATION
-from core.models.phases import Attempts, AttemptStage, InterruptionCause, Phase
+from core.models.phases import AttemptStage, InterruptionCause, Phase
 from core.models.reasons import PendingReason
 from core.models.units import format_duration
 from exposer.model import LINUX, Pending
@@ -74,7 +73,8 @@ class DataPathSteps(StepBase):
     async def _start_again(self, case: Case) -> Requeue | None:
         tools, cr, kind = self._tools, case.cr, case.kind
         status = {"node": self._site.node, "nodeOS": LINUX, "message": None}
-        running = _change(cr.attempts.move(AttemptStage.RUNNING), status, tools.starting(cr))
+        marks = {ATTEMPTS_ANNOTATION: cr.attempts.move(AttemptStage.RUNNING).to_json(), **tools.starting(cr)}
+        running = Change(status, annotations=marks)
         stored = await self._started(case, tools.status.annotate(kind, cr, running))
         self._pending.forget(cr.uid)
         number, last = cr.attempts.number, cr.attempts.last
@@ -248,7 +248,7 @@ class AttemptSteps(StepBase):
             if outdated:
                 await self._report_pending(case, Pending(PendingReason.INTERRUPTED, message))
             return Requeue(min(case.delay_seconds, _CHECK_SECONDS))
-        change = _change(cr.attempts.move(AttemptStage.READY))
+        change = Change(annotations={ATTEMPTS_ANNOTATION: cr.attempts.move(AttemptStage.READY).to_json()})
         if outdated:
             change = replace(change, status={"message": message}, reason=PendingReason.INTERRUPTED)
         await self._tools.status.annotate(case.kind, cr, change)
@@ -277,9 +277,3 @@ def _explain_fence(case: Case, pending: Pending) -> Pending:
     if last.cause is InterruptionCause.NODE_LOST and last.node is not None:
         message += f": delete Node {last.node} or taint it {_OUT_OF_SERVICE} once the machine is off"
     return Pending(PendingReason.FENCING, message, blocked=True)
-
-
-def _change(
-    attempts: Attempts, status: Mapping[str, object] | None = None, marks: Mapping[str, str | None] | None = None
-) -> Change:
-    return Change(status or {}, annotations={ATTEMPTS_ANNOTATION: attempts.to_json(), **(marks or {})})

@@ -10,7 +10,7 @@ from typing import Any, Final
 import aiohttp
 
 from core.kube.errors import UnreachableError, build_error, raise_for_status
-from core.kube.transport import LineSplitter, Request, Response, check_size
+from core.kube.transport import LineSplitter, Request, Response, reaching, read_all
 
 _CONNECT_SECONDS: Final = 10.0
 _SILENCE_SECONDS: Final = 900.0
@@ -50,22 +50,18 @@ class HttpTransport:
     async def request(self, request: Request) -> Response:
         """Return the response; see `Transport`."""
         timeout = aiohttp.ClientTimeout(total=request.timeout_seconds, sock_connect=_CONNECT_SECONDS)
-        try:
+        with reaching(request, _FAILURES):
             async with await self._send(request, timeout) as answer:
                 headers = answer.headers
-                body = await _read_all(request, answer)
+                body = await read_all(request, answer.content.iter_any())
                 return Response(answer.status, body, headers.get("Retry-After"), headers.get("Date"))
-        except _FAILURES as e:
-            raise _unreachable(request, e) from e
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a stream and yield its lines; see `Transport`."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=request.timeout_seconds)
-        try:
+        with reaching(request, _FAILURES):
             answer = await self._send(request, timeout)
-        except _FAILURES as e:
-            raise _unreachable(request, e) from e
         try:
             body = b"" if answer.ok else await _read_rejection(request, answer)
             raise_for_status(
@@ -92,24 +88,23 @@ class HttpTransport:
         it may be silent for a quarter of an hour.
         """
         request = Request("GET", path)
-        try:
-            # No heartbeat: its answer would be read as late as everything else, when a disk is slow.
-            opened = await self._open_session().ws_connect(
-                self._endpoint.url + path,
-                params=query,
-                protocols=protocols,
-                headers=await self._endpoint.headers(),
-                timeout=aiohttp.ClientWSTimeout(ws_receive=_SILENCE_SECONDS, ws_close=_CONNECT_SECONDS),
-                max_msg_size=_MESSAGE_BYTES,
-                **self._endpoint.options,
-            )
-        except aiohttp.WSServerHandshakeError as e:
-            if e.status >= HTTPStatus.BAD_REQUEST:
+        with reaching(request, _FAILURES):
+            try:
+                # No heartbeat: its answer would be read as late as everything else, when a disk is slow.
+                opened = await self._open_session().ws_connect(
+                    self._endpoint.url + path,
+                    params=query,
+                    protocols=protocols,
+                    headers=await self._endpoint.headers(),
+                    timeout=aiohttp.ClientWSTimeout(ws_receive=_SILENCE_SECONDS, ws_close=_CONNECT_SECONDS),
+                    max_msg_size=_MESSAGE_BYTES,
+                    **self._endpoint.options,
+                )
+            except aiohttp.WSServerHandshakeError as e:
+                if e.status < HTTPStatus.BAD_REQUEST:
+                    raise
                 # The library does not read the answer.
                 raise build_error(e.status, b"", attempted=f"GET {path}") from e
-            raise _unreachable(request, e) from e
-        except _FAILURES as e:
-            raise _unreachable(request, e) from e
         async with opened:
             yield _binary(request, opened)
 
@@ -151,48 +146,28 @@ class HttpTransport:
 
 async def _binary(request: Request, opened: aiohttp.ClientWebSocketResponse) -> AsyncGenerator[bytes, None]:
     while True:
-        try:
+        with reaching(request, _FAILURES):
             message = await opened.receive()
-        except _FAILURES as e:
-            raise _unreachable(request, e) from e
         if message.type is aiohttp.WSMsgType.BINARY:
             yield message.data
         elif message.type is aiohttp.WSMsgType.ERROR:
-            raise _unreachable(request, message.data)
+            raise UnreachableError(f"{request.method} {request.path}: {message.data}")
         elif message.type in {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED}:
             return
 
 
 async def _read_rejection(request: Request, answer: aiohttp.ClientResponse) -> bytes:
-    try:
+    with reaching(request, _FAILURES):
         async with asyncio.timeout(_CONNECT_SECONDS):
-            return await _read_all(request, answer)
-    except _FAILURES as e:
-        raise _unreachable(request, e) from e
-
-
-async def _read_all(request: Request, answer: aiohttp.ClientResponse) -> bytes:
-    pieces, size_bytes = [], 0
-    async for piece in answer.content.iter_any():
-        pieces.append(piece)
-        size_bytes += len(piece)
-        check_size(request, size_bytes)
-    return b"".join(pieces)
+            return await read_all(request, answer.content.iter_any())
 
 
 async def _lines(request: Request, answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
     """Yield the lines; aiohttp's own line reader rejects lines above its buffer size."""
     splitter = LineSplitter(request)
-    try:
+    with reaching(request, _FAILURES):
         async for piece in answer.content.iter_any():
             for line in splitter.split(piece):
                 yield line
-    except _FAILURES as e:
-        raise _unreachable(request, e) from e
     if splitter.rest:
         yield splitter.rest
-
-
-def _unreachable(request: Request, error: Exception) -> UnreachableError:
-    what = "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-    return UnreachableError(f"{request.method} {request.path}: {what}")

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Final
 
 from core.clock import Clock, Deadline
-from core.errors import ConfigError
+from core.errors import ConfigError, Translated
 from core.kube import errors
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
@@ -138,12 +138,10 @@ async def check_cluster(client: KubeClient, namespace: str, permissions: Iterabl
     Raises:
         ConfigError: the API server does not answer, or something is missing; the message names all of it.
     """
-    try:
+    with Translated(errors.KubeError, ConfigError, "cannot check the cluster"):
         await check_permissions(client, namespace, permissions)
         missing = await _missing_kinds(client, namespace, _KINDS)
         without = await _missing_kinds(client, namespace, _SNAPSHOT_KINDS)
-    except errors.KubeError as e:
-        raise ConfigError(f"cannot check the cluster: {e}") from e
     if missing:
         raise ConfigError(
             f"custom resource definitions missing: {', '.join(missing)}: run nodeagent install --crds-only"
@@ -171,10 +169,8 @@ async def check_permissions(client: KubeClient, namespace: str, permissions: Ite
     Raises:
         ConfigError: the API server does not answer, or a required one is missing; the message names all of them.
     """
-    try:
+    with Translated(errors.KubeError, ConfigError, "cannot check the cluster"):
         missing = await missing_permissions(client, namespace, permissions, by_rules=True)
-    except errors.KubeError as e:
-        raise ConfigError(f"cannot check the cluster: {e}") from e
     required = [text for permission, text in missing.items() if not permission.without]
     if required:
         raise ConfigError(
@@ -227,10 +223,8 @@ async def check_host_pods(client: KubeClient, clock: Clock, node: str, directory
 async def _list_running(client: KubeClient, node: str) -> dict[str, str]:
     """Return the Running pods of the node, by the names of their directories."""
     selection = Selection(kube.PODS, field_selector=f"spec.nodeName={node},status.phase=Running")
-    try:
+    with Translated(errors.KubeError, ConfigError, f"cannot list the pods of node {node}"):
         pods = await client.list(selection)
-    except errors.KubeError as e:
-        raise ConfigError(f"cannot list the pods of node {node}: {e}") from e
     # The directory of a pod that is being deleted may no longer exist.
     metas = [pod["metadata"] for pod in pods if not pod["metadata"].get("deletionTimestamp")]
     return {

@@ -27,7 +27,7 @@ import aiohttp
 import yaml
 
 from core.clock import SystemClock
-from core.errors import ConfigError
+from core.errors import ConfigError, Translated
 from core.kube.errors import UnauthorizedError
 from core.kube.transport import keep_alive, trust_like_go
 from core.models.base import JsonDict
@@ -155,11 +155,9 @@ def _endpoint_of(configuration: Configuration, headers: Sequence[tuple[str, str]
 
 async def _read_headers(configuration: Configuration, url: str) -> Mapping[str, str]:
     """Return the headers with the credentials; the library reads or renews a token that expires."""
-    try:
-        settings = await configuration.auth_settings()
     # The library does not wrap all errors of an exec plugin; it, or a token that is being replaced, may succeed later.
-    except Exception as e:
-        raise UnauthorizedError(f"cannot get credentials for {url}: {e}") from e
+    with Translated(Exception, UnauthorizedError, f"cannot get credentials for {url}"):
+        settings = await configuration.auth_settings()
     token = settings.get("BearerToken", {}).get("value")
     agent = {"User-Agent": f"node-agent/{VERSION}"}
     return agent | {"Authorization": token.strip()} if token else agent
@@ -208,10 +206,8 @@ async def load_transport(kubeconfig: str | None, context: str | None = None) -> 
             raise ConfigError(
                 f"--kubecontext {context} needs --kubeconfig PATH: a pod's ServiceAccount has no contexts"
             )
-        try:
+        with Translated((ConfigException, OSError), ConfigError, "cannot use the pod's ServiceAccount"):
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the library has no types
-        except (ConfigException, OSError) as e:
-            raise ConfigError(f"cannot use the pod's ServiceAccount: {e}") from e
         return HttpTransport(_endpoint_of(configuration)), None
     if not _is_there(where):
         raise ConfigError(f"kubeconfig {where} does not exist: set --kubeconfig PATH, or run the agent in a pod")

@@ -24,17 +24,24 @@ def _product() -> Iterator[Path]:
 
 
 def _texts(tree: ast.Module) -> Iterator[str]:
-    """Yield all strings except docstrings."""
+    """Yield all strings except docstrings; what `Translated` says before the text of an error has that text, too."""
     nodes = list(ast.walk(tree))
     skipped = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     skipped |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    before_errors = {
+        id(node.args[2])
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Translated"
+    }
     for node in nodes:
         if id(node) in skipped:
             continue
+        end = ": {}" if id(node) in before_errors else ""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+            yield f"{node.value}{end}"
         elif isinstance(node, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            parts = (str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            yield "".join(parts) + end
 
 
 def test_no_text_is_lost_or_changed_unseen() -> None:

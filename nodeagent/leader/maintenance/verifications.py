@@ -20,15 +20,9 @@ from core.kube.client import Selection
 from core.kube.errors import KubeError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUPS, DATA_UPLOADS, JOBS, POD_VOLUME_BACKUPS, Resource
 from core.kube.types import UncheckedObject
+from core.models import names
 from core.models.base import format_time
 from core.models.job_output import read_output
-from core.models.names import (
-    BACKUP_ANNOTATION,
-    MAINTENANCE_CONTAINER,
-    RESTORE_TEST_ACCOUNT,
-    VERIFICATION_ANNOTATION,
-    VERIFIED_REPOSITORY_LABEL,
-)
 from core.models.phases import Phase
 from core.models.storage import BackupRepository, RepositoryKey
 from core.models.transfers import DataUpload, PodVolumeBackup, Transfer
@@ -50,13 +44,7 @@ from nodeagent.leader.maintenance import jobs as leader_jobs
 from nodeagent.leader.maintenance.restore_tests import build_restore_test, restorable
 from nodeagent.leader.maintenance.steps import MaintenanceSources
 from nodeagent.maintenance import verification
-from nodeagent.maintenance.jobs import (
-    MaintenanceJob,
-    RepositoryJobs,
-    describe_failure,
-    has_started,
-    read_pod,
-)
+from nodeagent.maintenance.jobs import MaintenanceJob, RepositoryJobs, describe_failure, has_started, read_pod
 from nodeagent.maintenance.record import FailureCause
 from nodeagent.maintenance.restore_tests import choose_copy
 from nodeagent.maintenance.rules import CLOCKS, Decision, Hold, decide_memory, find_location_hold, record_of, was_ready
@@ -213,7 +201,7 @@ class VerificationSteps:
         try:
             created = await self._create(run, repository.key, view, restores=restores)
         except leader_jobs.PodRejectedError as e:
-            hint = f"; {_NO_ACCOUNT}" if restores and RESTORE_TEST_ACCOUNT in str(e) else ""
+            hint = f"; {_NO_ACCOUNT}" if restores and names.RESTORE_TEST_ACCOUNT in str(e) else ""
             await self._report_once(repository, "VerificationRejected", f"{e}{hint}")
             return Decision(Hold.REJECTED)
         return Decision(Hold.JOB_UNFINISHED if created else Hold.IDLE)
@@ -230,7 +218,7 @@ class VerificationSteps:
         else:
             spec = VerifySnapshots(shares=verification.choose_shares(view), least=verification.least_shares(view))
             manifest = build_command_job(run, expose, spec)
-            manifest["metadata"]["labels"][VERIFIED_REPOSITORY_LABEL] = run.owner.uid
+            manifest["metadata"]["labels"][names.VERIFIED_REPOSITORY_LABEL] = run.owner.uid
         await leader_jobs.create_tried(self._cluster.client, manifest, self._cluster.check_leading)
         return True
 
@@ -242,7 +230,7 @@ class VerificationSteps:
         if pod is not None:
             name, limit = pod["metadata"]["name"], _LOG_LIMIT_BYTES
             try:
-                log = await client.pod_log(namespace, name, container=MAINTENANCE_CONTAINER, limit_bytes=limit)
+                log = await client.pod_log(namespace, name, container=names.MAINTENANCE_CONTAINER, limit_bytes=limit)
             except KubeError as e:
                 # A container that never ran has no log, and the kubelet of a lost node does not answer.
                 if self._may_pass(e, repository, job):
@@ -308,7 +296,7 @@ class VerificationSteps:
                 # It may have been deleted meanwhile.
                 _log.warning("could not record the verification of %s %s: %s", cr.kind_name, cr.name, e)
         cluster.check_leading()
-        change = {"metadata": {"annotations": {VERIFICATION_ANNOTATION: after.to_json()}}}
+        change = {"metadata": {"annotations": {names.VERIFICATION_ANNOTATION: after.to_json()}}}
         await cluster.client.patch_if_unchanged(BACKUP_REPOSITORIES, repository.metadata, change)
         await self._report(repository, job, found, after)
 
@@ -341,7 +329,7 @@ class VerificationSteps:
         cluster, last = self._cluster, Verification.from_annotations(cr.metadata.annotations)
         resource = DATA_UPLOADS if isinstance(cr, DataUpload) else POD_VOLUME_BACKUPS
         cluster.check_leading()
-        patch = {"metadata": {"annotations": {VERIFICATION_ANNOTATION: new.to_json()}, "uid": cr.uid}}
+        patch = {"metadata": {"annotations": {names.VERIFICATION_ANNOTATION: new.to_json()}, "uid": cr.uid}}
         await cluster.client.patch(resource, self._namespace, cr.name, patch)
         if found is not None and not new.passed and not is_damaged(last):
             faults = redact(f"kopia snapshot {found.id}: {'; '.join(found.faults)}")
@@ -399,7 +387,7 @@ def _is_in(cr: Transfer, key: RepositoryKey) -> bool:
 def _copy_of(cr: Transfer, found: VerifiedSnapshot | None) -> VerifiedCopy:
     meta, created = cr.metadata, cr.made_at
     owners = (owner.name for owner in meta.owner_references if owner.kind == BACKUPS.kind)
-    backup = meta.annotations.get(BACKUP_ANNOTATION) or next(owners, "")
+    backup = meta.annotations.get(names.BACKUP_ANNOTATION) or next(owners, "")
     name = f"backup {backup}" if backup else f"{cr.kind_name} {cr.name}"
     if created is not None:
         name += f" of {format_time(created)}"

@@ -8,13 +8,7 @@ from msgspec import UNSET
 from core.contract import RestoreResult
 from core.errors import ExposeError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS
-from core.models.names import (
-    BACKUP_ANNOTATION,
-    BLOCK_DATA_MOVER,
-    DATA_MOVER_FINALIZER,
-    RESTORE_ANNOTATION,
-    VELERO_RESTORE_LABEL,
-)
+from core.models import names
 from core.models.phases import Phase
 from core.models.reasons import FailureReason
 from core.models.transfers import DataDownload, DataUpload
@@ -46,7 +40,7 @@ class DataUploadKind(BackupResults, Kind[DataUpload]):
     spec: ClassVar[KindSpec] = KindSpec(
         model=DataUpload,
         resource=DATA_UPLOADS,
-        finalizer=DATA_MOVER_FINALIZER,
+        finalizer=names.DATA_MOVER_FINALIZER,
         status_fields=COMMON_STATUS_FIELDS
         | {
             "acceptedByNode",
@@ -76,10 +70,10 @@ class DataUploadKind(BackupResults, Kind[DataUpload]):
         request = self._request(cr)
         waiting = await self.exposer.check(request, reader)
         checked = admit_exposable(ready, waiting, request.copies.needed)
-        if not cr.spec.datamover and BACKUP_ANNOTATION in cr.metadata.annotations:
+        if not cr.spec.datamover and names.BACKUP_ANNOTATION in cr.metadata.annotations:
             # What a Velero server restores must have the data mover that it asked for.
             by_block = request.storage_class in request.settings.block_classes
-            checked = replace(checked, datamover=BLOCK_DATA_MOVER if by_block else None)
+            checked = replace(checked, datamover=names.BLOCK_DATA_MOVER if by_block else None)
         # Some storage takes hours for a snapshot; one that reports errors for so long never becomes ready.
         return checked if waiting is None else replace(checked, indefinite=not waiting.blocked)
 
@@ -113,7 +107,7 @@ class DataDownloadKind(RestoreResults, Kind[DataDownload]):
     spec: ClassVar[KindSpec] = KindSpec(
         model=DataDownload,
         resource=DATA_DOWNLOADS,
-        finalizer=DATA_MOVER_FINALIZER,
+        finalizer=names.DATA_MOVER_FINALIZER,
         status_fields=COMMON_STATUS_FIELDS | {"acceptedByNode", "node", "incrementalBytes"},
         restores=True,
         bound_to_node=False,
@@ -169,7 +163,9 @@ class DataDownloadKind(RestoreResults, Kind[DataDownload]):
             for_windows=spec.node_os == WINDOWS,
             volume=target.pv,
             base_snapshot=_base_snapshot(cr),
-            restore=meta.annotations.get(RESTORE_ANNOTATION) or meta.labels.get(VELERO_RESTORE_LABEL) or None,
+            restore=meta.annotations.get(names.RESTORE_ANNOTATION)
+            or meta.labels.get(names.VELERO_RESTORE_LABEL)
+            or None,
             fs_type=target.fs_type,
             nodes=tuple(dict.fromkeys(filter(None, nodes))),
         )

@@ -4,7 +4,7 @@ import pytest
 
 from core.kube import resources
 from core.kube.errors import MalformedObjectError
-from core.kube.resources import PODS, Resource, check_form, check_identity
+from core.kube.resources import PODS, Resource, check_form
 from core.models.base import JsonDict, without_nulls
 from tests.support.golden import recorded_objects
 from tests.support.scripted import stored
@@ -62,9 +62,9 @@ def test_fault_names_the_object_and_the_field(fields: JsonDict, fault: str) -> N
 
 
 def test_of_a_deleted_object_the_metadata_alone_is_checked() -> None:
-    check_identity(PODS, stored(PODS, spec=[]))
+    check_form(PODS, stored(PODS, spec=[]), identity=True)
     with pytest.raises(MalformedObjectError):
-        check_identity(PODS, stored(PODS, metadata={"name": 1}))
+        check_form(PODS, stored(PODS, metadata={"name": 1}), identity=True)
 
 
 def test_what_is_not_stored_has_no_form() -> None:
