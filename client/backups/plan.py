@@ -1,7 +1,7 @@
 """Plans a backup, and creates its objects: every volume is checked before the first one."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -226,9 +226,20 @@ async def _read_claims(tools: Session, choice: Choice) -> tuple[dict[ClaimName, 
     return found, unread
 
 
-async def note_absent_claims(tools: Session, claims: Iterable[ClaimName]) -> None:
-    """Note which of these PVCs do not exist, as far as the user may read them: a schedule leaves them out."""
-    for name in sorted(set(claims)):
+async def note_absent_claims(tools: Session, choice: Choice) -> None:
+    """Note which PVCs do not exist, as far as the user may read them: a schedule leaves them out.
+
+    Raises:
+        KubeError: the API server rejected the label selector.
+    """
+    if not choice.claims:
+        try:
+            await _read_claims(tools, choice)
+        except BackupError as e:
+            tools.on_note(f"{e}: runs fail until there is one")
+        except ForbiddenError:
+            pass
+    for name in sorted(set(choice.claims)):
         try:
             claim = await tools.client.read(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace, name.name)
         except ForbiddenError:
