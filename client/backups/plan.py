@@ -98,7 +98,7 @@ class Choice:
         if data_mover == DataMover.BLOCK and method == Method.FS_BACKUP:
             raise ConfigError("--data-mover block needs a CSI snapshot, which --method fs-backup does not take")
         return cls(
-            claims=tuple(ClaimName.parse(word, namespace) for word in claims),
+            claims=tuple(dict.fromkeys(ClaimName.parse(word, namespace) for word in claims)),
             namespace=namespace,
             selector=selector or "",
             method=Method(method),
@@ -205,7 +205,7 @@ async def _read_claims(tools: Session, choice: Choice) -> tuple[dict[ClaimName, 
             raise BackupError(f"there is no PVC in namespace {choice.namespace} {which}")
         return dict(sorted(listed.items())), 0
     found, unread = {}, 0
-    for name in sorted(set(choice.claims)):
+    for name in sorted(choice.claims):
         try:
             claim = await client.read(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace, name.name)
         except ForbiddenError as e:
@@ -239,7 +239,7 @@ async def note_absent_claims(tools: Session, choice: Choice) -> None:
             tools.on_note(f"{e}: runs fail until there is one")
         except ForbiddenError:
             pass
-    for name in sorted(set(choice.claims)):
+    for name in sorted(choice.claims):
         try:
             claim = await tools.client.read(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace, name.name)
         except ForbiddenError:
