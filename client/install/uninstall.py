@@ -142,11 +142,14 @@ async def plan_removal(client: KubeClient, namespace: str) -> RemovalPlan:
         ConfigError: Helm manages the installation, or a permission is missing; the message names all that is missing.
     """
     await _require(client, namespace, UNINSTALL_PERMISSIONS)
-    removed = await _find_removed(client, namespace)
+    labeled = await _find_removed(client, namespace)
+    # It says which snapshots in buckets are still to be deleted.
+    record = [one for one in labeled if one["metadata"]["name"] == wire.DELETIONS_CONFIGMAP]
+    removed = [one for one in labeled if one not in record]
     for one in removed:
         if release := wire.helm_release(one):
             raise ConfigError(f"{place_of(one)} belongs to a release of Helm: helm -n {namespace} uninstall {release}")
-    kept = await _find_kept(client, namespace)
+    kept = [*await _find_kept(client, namespace), *map(place_of, record)]
     shared, others = await _find_shared(client, namespace), await find_other_agents(client, namespace)
     if others:
         kept += [f"{place_of(one)}: {others[0]} is not ours and needs it" for one in shared]

@@ -112,6 +112,14 @@ async def test_what_agents_shared_is_removed_once_none_is_left(world: _World) ->
     assert world.removed == list(_SHARED)
 
 
+async def test_what_is_still_to_be_deleted_in_buckets_stays_recorded(world: _World) -> None:
+    for name in ("node-agent-config", "node-agent-backup-deletions"):
+        world.put(kube.CONFIG_MAPS, name, _OURS)
+    plan = await world.plan()
+    assert _names(plan) == ["ConfigMap velero/node-agent-config"]
+    assert "ConfigMap velero/node-agent-backup-deletions" in plan.kept
+
+
 async def test_a_second_run_waits_for_agents_that_have_not_ended(world: _World) -> None:
     world.put(kube.SERVICE_ACCOUNTS, "node-agent", _OURS)
     world.put(kube.PODS, "node-agent-x", _AGENT | _OURS, spec=_SPEC)
