@@ -5,6 +5,7 @@ installations stay.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, NamedTuple
@@ -243,6 +244,9 @@ async def _find_kept(client: KubeClient, namespace: str) -> list[str]:
     kept = [place_of(stored) for stored in found if stored is not None]
     for resource in (kube.BACKUP_STORAGE_LOCATIONS, kube.BACKUP_REPOSITORIES):
         kept += [place_of(one) for one in await _list(client, resource, namespace)]
+    with suppress(ForbiddenError):
+        schedules = await _list(client, kube.CRON_JOBS, namespace, wire.SCHEDULE_LABEL)
+        kept += [f"{place_of(one)}: its runs will fail (nodeagent schedule delete)" for one in schedules]
     return [*kept, *await _find_base_snapshots(client, namespace)]
 
 
