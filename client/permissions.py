@@ -259,6 +259,7 @@ _OTHERS: Final = "uninstall: what others lose if the rest is deleted"
 UNINSTALL_PERMISSIONS: Final = (
     *(own(one, "list", _KEPT) for one in (*kube.TRANSFERS, kube.BACKUP_REPOSITORIES, kube.BACKUP_STORAGE_LOCATIONS)),
     own(kube.SECRETS, "get", _KEPT, names=(wire.CREDENTIALS_SECRET, wire.REPO_CREDENTIALS_SECRET)),
+    own(kube.CRON_JOBS, "list", _KEPT, without="it names no schedules"),
     everywhere(kube.VOLUME_SNAPSHOT_CONTENTS, "list", _KEPT, without="it names no base snapshots"),
     *(
         own(one, "list", _REMOVED)

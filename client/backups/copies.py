@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from core.errors import ConfigError, Translated
 from core.models import names as wire
 from core.models.backups import is_shrunk
-from core.models.base import ObjectMeta, format_time, parse_time
+from core.models.base import ObjectMeta, parse_time
 from core.models.phases import Phase
 from core.models.transfers import DataUpload, PodVolumeBackup
 from core.models.units import format_duration, parse_duration
@@ -141,8 +141,8 @@ class Copy:
     `namespace` is the PVC's and the repository's, `claim` as in `name_volume`. A `ttl` of None: it never expires.
     `foreign` is why the transfer is not one of `nodeagent backup create`, or why that is not known; None: it is.
     `damaged`: its last verification failed. `shrunk`: it is Shrunk, and not acknowledged. `recorded`: a command has
-    begun to delete it. `schedule` is the label of the schedule that made it, and `keep` its policy then, as the
-    annotation has it.
+    begun to delete it. `future`: a wrong clock has dated it in the future, and it does not count. `schedule` is the
+    label of the schedule that made it, and `keep` its policy then, as the annotation has it.
     """
 
     backup: str
@@ -163,13 +163,14 @@ class Copy:
     damaged: bool = False
     shrunk: bool = False
     recorded: bool = False
+    future: bool = False
     schedule: str | None = None
     keep: str | None = None
 
     @property
     def has_data(self) -> bool:
         """Whether its deletion takes a copy of the volume away."""
-        return self.phase is Phase.COMPLETED and bool(self.snapshot_id) and not self.foreign
+        return self.phase is Phase.COMPLETED and bool(self.snapshot_id) and not (self.foreign or self.future)
 
     @property
     def complete(self) -> bool:
@@ -296,22 +297,19 @@ CLOCK_TOLERANCE: Final = timedelta(minutes=5)
 """How far the witnesses of the time may be apart: less than any time to live that matters, more than clocks drift."""
 
 
-def explain_scheduled(
-    copies: Iterable[Copy], policies: Mapping[str, KeepPolicy | None], now: datetime
-) -> dict[str, str | None]:
+def explain_scheduled(copies: Iterable[Copy], policies: Mapping[str, KeepPolicy | None]) -> dict[str, str | None]:
     """Return, by the UIDs of copies whose schedule has a policy, why it keeps them; None: it does not.
 
     `copies` are of all backups. Where `policies` do not have a schedule, its newest copy has its policy.
     """
     by_schedule: dict[str, list[Copy]] = {}
     for one in copies:
-        if one.schedule and not one.foreign:
+        if one.schedule and not (one.foreign or one.future):
             by_schedule.setdefault(one.schedule, []).append(one)
     found: dict[str, str | None] = {}
     for schedule, ones in by_schedule.items():
-        # A copy that a wrong clock has dated would decide for years.
-        newest = max((one for one in ones if not _is_future(one, now)), key=lambda one: one.age_key, default=None)
-        keep = newest and newest.keep
+        newest = max(ones, key=lambda one: one.age_key)
+        keep = newest.keep
         try:
             policy = policies[schedule] if schedule in policies else parse_keep(keep) if keep else None
         except (ValueError, ConfigError) as e:
@@ -319,30 +317,19 @@ def explain_scheduled(
             found |= dict.fromkeys((one.uid for one in ones), why)
             continue
         if policy is not None:
-            found |= _explain_schedule(schedule, ones, policy, now)
-        elif newest is None or keep or newest.ttl is None:
+            found |= _explain_schedule(schedule, ones, policy)
+        elif keep or newest.ttl is None:
             # Their time to live was said together with a count, and the schedule has neither now.
             why = f"schedule {schedule} had a count when it was made, and has no time to live without one"
             found |= dict.fromkeys((one.uid for one in ones if one.keep), why)
     return found
 
 
-def _is_future(one: Copy, now: datetime) -> bool:
-    return one.created is not None and one.created > now + CLOCK_TOLERANCE
-
-
-def _explain_schedule(
-    schedule: str, copies: Iterable[Copy], policy: KeepPolicy, now: datetime
-) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+def _explain_schedule(schedule: str, copies: Sequence[Copy], policy: KeepPolicy) -> dict[str, str | None]:
+    found: dict[str, str | None] = {one.uid: None for one in copies}
     by_series: dict[Series, list[Copy]] = {}
     for one in copies:
-        if one.created is not None and _is_future(one, now):
-            # Else copies that a wrong clock has dated would take the places of all that are made until then.
-            found[one.uid] = f"it is from the future: it was made at {format_time(one.created)}"
-        else:
-            found[one.uid] = None
-            by_series.setdefault(one.series, []).append(one)
+        by_series.setdefault(one.series, []).append(one)
     for ones in by_series.values():
         for uid, keeps in decide_kept(ones, policy).items():
             found[uid] = f"schedule {schedule} keeps it: {'; '.join(keeps)}"

@@ -1,7 +1,7 @@
 """Plans a backup, and creates its objects: every volume is checked before the first one."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -91,7 +91,7 @@ class Choice:
         if data_mover == DataMover.BLOCK and method == Method.FS_BACKUP:
             raise ConfigError("--data-mover block needs a CSI snapshot, which --method fs-backup does not take")
         return cls(
-            claims=tuple(ClaimName.parse(word, namespace) for word in claims),
+            claims=tuple(dict.fromkeys(ClaimName.parse(word, namespace) for word in claims)),
             namespace=namespace,
             selector=selector or "",
             method=Method(method),
@@ -198,7 +198,7 @@ async def _read_claims(tools: Session, choice: Choice) -> tuple[dict[ClaimName, 
             raise BackupError(f"there is no PVC in namespace {choice.namespace} {which}")
         return dict(sorted(listed.items())), 0
     found, unread = {}, 0
-    for name in sorted(set(choice.claims)):
+    for name in sorted(choice.claims):
         try:
             claim = await client.read(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace, name.name)
         except errors.ForbiddenError as e:
@@ -219,9 +219,20 @@ async def _read_claims(tools: Session, choice: Choice) -> tuple[dict[ClaimName, 
     return found, unread
 
 
-async def note_absent_claims(tools: Session, claims: Iterable[ClaimName]) -> None:
-    """Note which of these PVCs do not exist, as far as the user may read them: a schedule leaves them out."""
-    for name in sorted(set(claims)):
+async def note_absent_claims(tools: Session, choice: Choice) -> None:
+    """Note which PVCs do not exist, as far as the user may read them: a schedule leaves them out.
+
+    Raises:
+        KubeError: the API server rejected the label selector.
+    """
+    if not choice.claims:
+        try:
+            await _read_claims(tools, choice)
+        except BackupError as e:
+            tools.on_note(f"{e}: runs fail until there is one")
+        except errors.ForbiddenError:
+            pass
+    for name in sorted(choice.claims):
         try:
             claim = await tools.client.read(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace, name.name)
         except errors.ForbiddenError:

@@ -133,11 +133,15 @@ class Situation:
 
 def judge_backups(copies: Sequence[Copy], situation: Situation) -> list[RetentionDecision]:
     """Return a judgment about each backup, the oldest first; `copies` has all backups in the namespace."""
+    if (now := situation.now) is not None:
+        # Else what a wrong clock has dated would be the newest until then.
+        latest = now + CLOCK_TOLERANCE
+        copies = [replace(one, future=True) if one.created and one.created > latest else one for one in copies]
     by_backup: dict[str, list[Copy]] = {}
     for copy in copies:
         by_backup.setdefault(copy.backup, []).append(copy)
-    kept, proofs, now = _find_kept(copies), _Proofs(situation, copies), situation.now
-    scheduled = explain_scheduled(copies, situation.policies, now) if now is not None else {}
+    kept, proofs = _find_kept(copies), _Proofs(situation, copies)
+    scheduled = explain_scheduled(copies, situation.policies) if now is not None else {}
     judgments = [
         RetentionDecision(name, tuple(found), tuple(_find_holds(found, situation, kept, proofs, scheduled)))
         for name, found in by_backup.items()
@@ -208,7 +212,7 @@ def _find_failing(copies: Sequence[Copy]) -> dict[tuple[str, str], Copy]:
     """Return the newest transfers of volumes, in whatever location, that are not completed."""
     newest: dict[tuple[str, str], Copy] = {}
     for one in sorted(copies, key=attrgetter("age_key")):
-        if not (one.deleting or one.recorded):
+        if not (one.deleting or one.recorded or one.future):
             newest[one.volume] = one
     return {volume: one for volume, one in newest.items() if not (one.phase is Phase.COMPLETED and one.snapshot_id)}
 
@@ -281,7 +285,10 @@ class _Proofs:
 
 def _find_ages(one: Copy, now: datetime, scheduled: Mapping[str, str | None]) -> Iterator[KeepReason]:
     """Yield why the copy is not expired, by its age or its schedule: its backup is, once all its copies are."""
-    if one.created is None or (one.ttl is None and one.uid not in scheduled):
+    if one.future and one.created:
+        text = f"it is from the future: it was made at {format_time(one.created)}"
+        yield KeepReason(RetentionRule.NOT_EXPIRED, text, one.uid)
+    elif one.created is None or (one.ttl is None and one.uid not in scheduled):
         yield KeepReason(RetentionRule.NOT_EXPIRED, "it has no time to live", one.uid)
     elif one.ttl is not None and now - one.created <= one.ttl:
         what = "its time to live ends at" if one.uid in scheduled else "it expires after"

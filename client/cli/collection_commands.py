@@ -187,13 +187,14 @@ async def get_groups(
         for one in found.groups
         if not volume_namespace or any(volume.namespace == volume_namespace for volume in one.volumes)
     ]
+    chosen = f" with volumes of namespace {volume_namespace}" if volume_namespace else ""
 
     printer.answer(
         collection.document(Found(groups, found.notes)),
         form,
         lambda: print_groups(printer, groups, cluster.time.now(), wide=form is OutputFormat.WIDE),
         found.notes,
-        absent="" if groups else f"there is no {kind.word} in namespace {cluster.namespace}",
+        absent="" if groups else f"there is no {kind.word}{chosen} in namespace {cluster.namespace}",
     )
 
 
@@ -311,13 +312,14 @@ async def get_stored(
     found = await read_stored(cluster, printer, location, (namespace,) if namespace else ())
     if names:
         found = _of_names(found, names)
+    chosen = f" of namespace {namespace}" if namespace else ""
 
     printer.answer(
         found,
         form,
         lambda: _print(printer, found, cluster.time.now(), wide=form is OutputFormat.WIDE),
         found.notes,
-        absent="" if found.snapshots else f"there is no snapshot in BackupStorageLocation {location}",
+        absent="" if found.snapshots else f"there is no snapshot{chosen} in BackupStorageLocation {location}",
     )
 
 

@@ -28,7 +28,7 @@ from core.errors import AgentError, ConfigError, Translated
 from core.kube.client import Selection
 from core.kube.resources import Resource
 from core.kube.types import PodToleration
-from core.models.names import OBJECT_NAME, SUBDOMAIN
+from core.models.names import LABEL_KEY, LABEL_VALUE, OBJECT_NAME
 from core.models.units import parse_boolean, parse_positive_duration, parse_quantity
 from core.text import format_age, guess
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
@@ -243,15 +243,10 @@ def timeout_option(default: timedelta, what: str) -> Callable[[_Function], _Func
 
 _T = TypeVar("_T")
 
-_LABEL: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_LABEL_KEY: Final = rf"(?:{SUBDOMAIN}/)?{_LABEL}"
-_LABEL_VALUE: Final = rf"(?:{_LABEL})?"
-_LONGEST_PREFIX: Final = 253
-"""Of a key, before `/`."""
 _NAMESPACE: Final = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 """Source: Kubernetes v1.34, apimachinery pkg/util/validation."""
 
-_TAINT: Final = re.compile(rf"(?P<key>(?:{_LABEL_KEY})?)(?:=(?P<value>{_LABEL_VALUE}))?(?::(?P<effect>\w+))?")
+_TAINT: Final = re.compile(rf"(?P<key>(?:{LABEL_KEY})?)(?:=(?P<value>{LABEL_VALUE}))?(?::(?P<effect>\w+))?")
 _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 _LARGEST_QUANTITY: Final = 2.0**63
@@ -370,13 +365,12 @@ def _parse_keyed(text: str, *, values: str, expected: str) -> dict[str, str]:
     """Return pairs whose keys are valid, and whose values match a pattern."""
     found = parse_pairs(text)
     for key, value in found.items():
-        is_key = re.fullmatch(_LABEL_KEY, key) and len(key.rpartition("/")[0]) <= _LONGEST_PREFIX
-        if not is_key or not re.fullmatch(values, value, re.DOTALL):
+        if not (re.fullmatch(LABEL_KEY, key) and re.fullmatch(values, value, re.DOTALL)):
             raise not_allowed(f"{key}={value}", f"key=value, {expected}")
     return found
 
 
-parse_labels: Final = partial(_parse_keyed, values=_LABEL_VALUE, expected="both valid in a label")
+parse_labels: Final = partial(_parse_keyed, values=LABEL_VALUE, expected="both valid in a label")
 parse_annotations: Final = partial(_parse_keyed, values=".*", expected="with a key that is valid in an annotation")
 """Return labels, or annotations; a part that is none is a ValueError."""
 

@@ -134,6 +134,9 @@ def run_user_command(words: Sequence[str]) -> int:
         raise ConfigError(f"{_explain(e)} (see {path} --help)") from e
     except click.Abort as e:
         raise KeyboardInterrupt from e
+    except OSError as e:
+        # Such as a full disk below standard output; click handles a closed pipe.
+        raise AgentError(f"input or output failed: {e}") from e
     except AgentError as e:
         if not _is_unreachable(e):
             raise

@@ -4,6 +4,7 @@ A group is a backup or a restore: the transfers of one name. With a canceled res
 restore-wait`, once their data has arrived or will not.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -159,8 +160,11 @@ class Collection(ABC, Generic[_Transfer, _Group]):
     async def list_named(self, name: str, *, only_own: bool = False) -> Found[_Group]:
         """Return the groups of that name, ours and Velero's; other transfers are not listed."""
         listed: dict[tuple[str, str], _Listed] = {}
-        for label in self.labels[:1] if only_own else self.labels:
-            some = await self._list(select_labels({label: wire.label_value(name)}))
+        value = wire.label_value(name)
+        # The API server rejects what no label can have.
+        labels = self.labels if re.fullmatch(wire.LABEL_VALUE, value) else ()
+        for label in labels[:1] if only_own else labels:
+            some = await self._list(select_labels({label: value}))
             listed |= {(resource.kind, raw["metadata"]["name"]): (resource, raw) for resource, raw in some}
         found = self.gather(listed.values())
         # Long names may share the value of a label.

@@ -5,6 +5,7 @@ installations stay.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, NamedTuple
@@ -141,11 +142,14 @@ async def plan_removal(client: KubeClient, namespace: str) -> RemovalPlan:
         ConfigError: Helm manages the installation, or a permission is missing; the message names all that is missing.
     """
     await _require(client, namespace, UNINSTALL_PERMISSIONS)
-    removed = await _find_removed(client, namespace)
+    labeled = await _find_removed(client, namespace)
+    # It says which snapshots in buckets are still to be deleted.
+    record = [one for one in labeled if one["metadata"]["name"] == wire.DELETIONS_CONFIGMAP]
+    removed = [one for one in labeled if one not in record]
     for one in removed:
         if release := wire.helm_release(one):
             raise ConfigError(f"{place_of(one)} belongs to a release of Helm: helm -n {namespace} uninstall {release}")
-    kept = await _find_kept(client, namespace)
+    kept = [*await _find_kept(client, namespace), *map(place_of, record)]
     shared, others = await _find_shared(client, namespace), await find_other_agents(client, namespace)
     if others:
         kept += [f"{place_of(one)}: {others[0]} is not ours and needs it" for one in shared]
@@ -239,6 +243,9 @@ async def _find_kept(client: KubeClient, namespace: str) -> list[str]:
     kept = [place_of(stored) for stored in found if stored is not None]
     for resource in (kube.BACKUP_STORAGE_LOCATIONS, kube.BACKUP_REPOSITORIES):
         kept += [place_of(one) for one in await _list(client, resource, namespace)]
+    with suppress(ForbiddenError):
+        schedules = await _list(client, kube.CRON_JOBS, namespace, wire.SCHEDULE_LABEL)
+        kept += [f"{place_of(one)}: its runs will fail (nodeagent schedule delete)" for one in schedules]
     return [*kept, *await _find_base_snapshots(client, namespace)]
 
 

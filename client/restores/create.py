@@ -127,7 +127,7 @@ async def _check_classes(tools: Session, planned: Sequence[PlannedRestore]) -> N
     for one in planned:
         if one.storage_class and one.storage_class not in known:
             hint = guess(one.storage_class, known) or f"there are: {', '.join(sorted(known)) or 'none'}"
-            text = f"--storage-class-mappings {one.storage_class}:NAME chooses another"
+            text = f"--storage-class-mappings {one.saved_class}:NAME chooses another"
             raise RestoreError(f"PVC {one.target}: StorageClass {one.storage_class} does not exist ({hint}): {text}")
     late = sorted(
         {one.storage_class for one in planned if one.storage_class and not one.by_pod}

@@ -100,7 +100,7 @@ class ScheduleRequest:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Check name, labels and annotations; ConfigError: no CronJob can have the name, or a key is reserved."""
+        """Check name, labels and annotations; ConfigError: no CronJob, or no transfer of its backups, can have one."""
         check_pairs(self.labels, self.annotations)
         if not OBJECT_NAME.fullmatch(self.name) or len(self.name) > _NAME_CHARACTERS:
             allowed = f'up to {_NAME_CHARACTERS} lowercase letters, digits, "-" and "."'

@@ -189,9 +189,10 @@ async def check_schedule(tools: Session, request: ScheduleRequest) -> None:
 
     Raises:
         BackupError: the location does not exist or is read-only, or a Velero server is there, or may be.
+        KubeError: the API server rejected the label selector.
     """
     await find_destination(tools, request.location, ignore_velero_server=request.choice.ignore_velero_server)
-    await note_absent_claims(tools, request.choice.claims)
+    await note_absent_claims(tools, request.choice)
 
 
 async def apply_schedule(owned: OwnedObjects, objects: Sequence[Manifest]) -> ApplyResult:

@@ -257,6 +257,11 @@ OBJECT_NAME: Final = re.compile(rf"(?!.{{254}}){SUBDOMAIN}")
 """The name of an object, and what it is but for its length: a pattern of `re`. Source: Kubernetes v1.34, apimachinery
 pkg/util/validation, IsDNS1123Subdomain."""
 
+_LABEL: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+LABEL_KEY: Final = rf"(?:(?![^/]{{254}}){SUBDOMAIN}/)?{_LABEL}"
+LABEL_VALUE: Final = rf"(?:{_LABEL})?"
+"""The key of a label or an annotation, and the value of a label: patterns of `re`. Source: Kubernetes v1.34,
+apimachinery pkg/util/validation, IsQualifiedName, IsValidLabelValue."""
 LABEL_VALUE_LIMIT: Final = 63
 _HASHED_PREFIX: Final = 57
 _HASH_DIGITS: Final = 6

@@ -87,7 +87,7 @@ def test_a_backup_is_created_shown_and_canceled_with_the_listed_permissions(clus
 
 def test_what_the_api_server_rejects_is_found_before_anything_is_created(cluster: Backups) -> None:
     cluster.grant(BACKUP_PERMISSIONS)
-    code, out, err = cluster.backup("create", "night", *_BOTH, "--labels", "team=a b")
+    code, out, err = cluster.backup("create", "night", *_BOTH, "--annotations", f"note={'x' * 2**18}")
     assert (code, out, cluster.made()) == (1, "", [])
     assert f"error: PVC {cluster.namespace}/data cannot be backed up, nothing was created: create (dry run) Data" in err
 

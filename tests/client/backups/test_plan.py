@@ -123,8 +123,11 @@ async def test_a_velero_server_is_to_be_asked_and_one_that_may_be_there(scene: B
         ({"name": "Night"}, '"Night" is no name of a backup'),
         ({"name": "n" * 254}, f'"{"n" * 254}" is no name of a backup: up to 253 '),
         ({"annotations": {"nodeagent.io/claim": "y"}}, "--annotations: nodeagent.io/claim is reserved"),
+        ({"annotations": {"a b": "y"}}, '--annotations: "a b=y" is not allowed'),
+        ({"labels": {"a": "b c"}}, '--labels: "a=b c" is not allowed'),
+        ({"labels": {f"{'d' * 254}/a": "b"}}, "--labels: "),
     ],
-    ids=["name", "long name", "annotation"],
+    ids=["name", "long name", "annotation", "key", "label", "long key"],
 )
 async def test_an_invalid_request_is_refused(request_: dict[str, Any], message: str, scene: BackupScene) -> None:
     with pytest.raises(ConfigError) as e:

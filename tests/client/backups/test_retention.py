@@ -48,7 +48,7 @@ _NEWER: Final = make_copy("newer", 0.5)
         ({}, [], ""),
         ({"created": NOON - DAY}, [Rule.NOT_EXPIRED], "it expires after 2026-11-21T12"),
         ({"created": NOON - DAY - timedelta(seconds=1)}, [], ""),
-        ({"created": NOON + DAY}, [Rule.NOT_EXPIRED, Rule.NEWEST_COPY], "it has"),
+        ({"created": NOON + DAY}, [Rule.NOT_EXPIRED], "it is from the future: it was made at 2026-11-22T12"),
         ({"created": None}, [Rule.NOT_EXPIRED], "it has no time to live"),
         ({"ttl": None}, [Rule.NOT_EXPIRED], "it has no time to live"),
         ({"ttl": 292 * 365 * DAY}, [Rule.NOT_EXPIRED], "it expires after 2318"),
@@ -106,6 +106,21 @@ def test_a_volume_whose_newest_transfer_is_not_completed_keeps_three_copies(phas
     }
     why = f"DataUpload bad-1, the newest of app/data, is {phase}"
     assert judged["n4"].holds[0].text == f"{why}: the newest 3 complete copies of app/data in default stay"
+
+
+def test_what_a_wrong_clock_has_dated_in_the_future_stays_and_does_not_count() -> None:
+    """For a year it would be the newest copy and the newest transfer, and have the policy of its schedule."""
+    copies = [make_copy("a", 4), make_copy("b", 3), make_copy("future", -365)]
+    judged = _judge(*copies)
+    rules = {"a": [], "b": [Rule.NEWEST_COPY], "future": [Rule.NOT_EXPIRED]}
+    assert {name: _rules(one) for name, one in judged.items()} == rules
+    assert judged["future"].holds[0].text == "it is from the future: it was made at 2027-11-21T12:00:00Z"
+    assert find_witnesses(judged[name].copies[0] for name in rules) == {copies[1].series: copies[1]}
+    failing = _judge(*copies, make_copy("bad", 2, phase=Phase.FAILED, snapshot_id=None))
+    assert _rules(failing["a"]) == [Rule.FAILING_VOLUME]
+    scheduled = (replace(one, schedule="night", ttl=None, keep="last=1") for one in copies)
+    judged = _judge(*scheduled, make_copy("new", 1, schedule="night", ttl=None, keep="last=2"))
+    assert [name for name, one in judged.items() if not one.holds] == ["a"]
 
 
 _NEWEST: Final = "DataUpload new-1, the newest copy of app/data in default"

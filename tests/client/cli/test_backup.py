@@ -55,7 +55,8 @@ def test_get_prints_a_row_for_each_backup(shell: _Shell) -> None:
 
 
 def test_get_shows_those_of_a_namespace_or_a_name(shell: _Shell) -> None:
-    assert shell.run("get", "-n", "other").err == "note: there is no backup in namespace velero\n"
+    no_backup = "note: there is no backup with volumes of namespace other in namespace velero\n"
+    assert shell.run("get", "-n", "other").err == no_backup
     assert shell.run("get", "-n", "app").out == shell.run("get").out
     assert "night" not in shell.run("get", "weekly").out
 

@@ -171,7 +171,12 @@ def test_a_pvc_that_does_not_exist_is_named_and_left_out(shell: _Shell) -> None:
     code, _, err = shell.run(*_CREATE, "--pvc", "app/dta")
     assert code == 0
     assert err.startswith("note: PVC app/dta does not exist (did you mean data?): it is left out until it does\n")
+    matching = ("schedule", "create", "night", *_WHEN, "-n", "app", "-l")
+    code, _, err = shell.run(*matching, "tier=wbe")
+    none = 'there is no PVC in namespace app with the labels "tier=wbe": runs fail until there is one'
+    assert (code, err.partition("\n")[0]) == (0, f"note: {none}")
+    assert "there is no PVC" not in shell.run(*matching, "tier=web")[2]
     shell.scene.kube.fail_next("GET", "/persistentvolumeclaims", 403, times=9)
-    code, _, err = shell.run(*_CREATE, "--pvc", "app/dta")
-    assert code == 0
-    assert "dta" not in err
+    for words in ((*_CREATE, "--pvc", "app/dta"), (*matching, "tier=wbe")):
+        code, _, err = shell.run(*words)
+        assert (code, "exist" in err, "there is no" in err) == (0, False, False)

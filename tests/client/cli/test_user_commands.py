@@ -1,6 +1,7 @@
 """The commands for users beside those of an agent: who loads what, and what happens without the extra."""
 
 import asyncio
+import io
 import os
 import pty
 import signal
@@ -25,6 +26,15 @@ from tests.client.support.user_scene import NAME, UserScene
 
 _ROOT = Path(__file__).parents[3]
 _MODULES = {f"client.cli.{name}" for name in ("user_commands", "repo", "options", "output")}
+
+
+def test_a_full_disk_below_standard_output_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, write_through=True))
+        assert main(["version", "--client-only"]) == 1
+    assert capsys.readouterr().err == "error: input or output failed: [Errno 28] No space left on device\n"
 
 
 @pytest.mark.parametrize("package", ["click", "rich"])

@@ -103,6 +103,14 @@ async def test_transfers_of_others_are_no_restore_of_ours() -> None:
     assert [one.name for one in (await Restores(scene.client, "velero").find()).groups] == ["back"]
 
 
+@pytest.mark.parametrize("name", ["a b", "ünï", "a,b", "-"])
+async def test_a_name_that_no_label_can_have_does_not_exist(name: str) -> None:
+    scene = BackupScene()
+    with pytest.raises(NotFoundError, match=f"there is no backup {name} in namespace velero"):
+        await _backups(scene).find((name,))
+    assert set(_lists(scene)) == {""}
+
+
 async def test_a_restore_of_unreadable_transfers_is_not_found_and_the_error_says_why() -> None:
     scene = await _restored()
     for raw in scene.downloads:

@@ -93,7 +93,8 @@ async def test_after_a_move_the_last_copies_in_the_old_location_stay(scene: Dele
 @pytest.mark.parametrize(("dates", "pod"), [(31, 0), (0, 31), (-31, -31)], ids=["Date", "pod", "both behind"])
 async def test_one_wrong_clock_deletes_nothing(scene: DeletionScene, dates: int, pod: int) -> None:
     """One Date header, 31 days ahead, expired all but the newest."""
-    scene.put_backup("ancient", 400)
+    for name, days_old in (("ancient", 401), ("old", 400)):
+        scene.put_backup(name, days_old)
     scene.kube.dates_ahead, scene.kube.pod_ahead = dates * _DAY, pod * _DAY
     before = dict(scene.kube.bucket)
     with pytest.raises(DeletionError, match="apart"):

@@ -112,6 +112,18 @@ async def test_what_agents_shared_is_removed_once_none_is_left(world: _World) ->
     assert world.removed == list(_SHARED)
 
 
+async def test_schedules_and_what_is_still_to_be_deleted_in_buckets_stay(world: _World) -> None:
+    for name in ("node-agent-config", "node-agent-backup-deletions"):
+        world.put(kube.CONFIG_MAPS, name, _OURS)
+    world.put(kube.CRON_JOBS, "night", {"nodeagent.io/schedule": "night"}, spec={})
+    plan = await world.plan()
+    assert _names(plan) == ["ConfigMap velero/node-agent-config"]
+    schedule = "CronJob velero/night: its runs will fail (nodeagent schedule delete)"
+    assert plan.kept == [schedule, "ConfigMap velero/node-agent-backup-deletions"]
+    world.kube.fail_next("GET", "/cronjobs", 403)
+    assert schedule not in (await world.plan()).kept
+
+
 async def test_a_second_run_waits_for_agents_that_have_not_ended(world: _World) -> None:
     world.put(kube.SERVICE_ACCOUNTS, "node-agent", _OURS)
     world.put(kube.PODS, "node-agent-x", _AGENT | _OURS, spec=_SPEC)

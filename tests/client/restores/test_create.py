@@ -69,7 +69,10 @@ async def test_a_claim_that_exists_is_an_error_and_nothing_is_created(scene: Res
 @pytest.mark.parametrize(
     ("mappings", "message"),
     [
-        ({"classes": {"fast": "lat"}}, r"StorageClass lat does not exist \(did you mean late\?\)"),
+        (
+            {"classes": {"fast": "lat"}},
+            r"lat does not exist \(did you mean late\?\): --storage-class-mappings fast:NAME",
+        ),
         ({"namespaces": {"db": "app"}}, "PVCs app/data and db/data would both become app/data"),
         ({"namespaces": {"apps": "trial"}}, r"--namespace-mappings: .* has apps \(did you mean app\?\)"),
         ({"classes": {"fats": "late"}}, r"--storage-class-mappings: .* has fats \(did you mean fast\?\)"),

@@ -19,6 +19,8 @@ def test_a_name_that_a_cron_job_can_have_is_valid_and_a_reserved_label_is_not(na
     assert len(f"{name}-20261121120000") <= 63
     with pytest.raises(ConfigError, match=r"--annotations: velero\.io/x is reserved"):
         ScheduleRequest(name, "velero", Choice(), annotations={"velero.io/x": "a"}).check()
+    with pytest.raises(ConfigError, match='--labels: "team=a b" is not allowed'):
+        ScheduleRequest(name, "velero", Choice(), labels={"team": "a b"}).check()
 
 
 @pytest.mark.parametrize("name", ["", "Night", "a_b", "-a", "a/b", "n" * 49])
