@@ -256,16 +256,19 @@ class AdmissionPass:
         queue, left = current.unreserved, current.checks_left
         head: list[Entry] = []
         ready: dict[str, Checked] = {}
+        number = free
         while free > 0:
-            head = list(islice(self._in_order(queue), free))
+            head = list(islice(self._in_order(queue), number))
             unchecked = [entry for entry in head if entry.uid not in ready][:left]
-            if not unchecked:
-                # All of them are ready, or the checks of this pass are used up.
+            if not unchecked or all(entry.uid in ready for entry in head[:free]):
+                # As many as may start are ready, or the checks of this pass are used up.
                 break
             left -= len(unchecked)
             ready |= {checked.entry.uid: checked for checked in await self._check(unchecked) if checked.ready}
+            # One by one, hundreds that are not ready would be due again before those behind them are checked.
+            number = max(free, min(2 * number, _AT_A_TIME))
         # No transfer is admitted before one ahead of it was checked.
-        picked = [ready[entry.uid] for entry in takewhile(lambda entry: entry.uid in ready, head)]
+        picked = [ready[entry.uid] for entry in takewhile(lambda entry: entry.uid in ready, head[:free])]
         return replace(current, picked=picked, checks_left=left)
 
     async def _reserve(self, current: Pass) -> Pass:
