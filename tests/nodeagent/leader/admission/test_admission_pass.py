@@ -191,22 +191,27 @@ class _SlowKind(ScriptedKind):
     """Its checks take as long as several requests to a busy API server."""
 
     async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
         return await super().check_admission(cr, reader)
 
 
-async def test_many_that_are_not_ready_keep_no_other_from_the_last_place() -> None:
-    """One by one, their checks would take longer than the pause before the next check of each."""
-    scene = open_scene(limit=1)
+@pytest.mark.parametrize(
+    ("limit", "waiting", "ready", "seconds"), [(1, 100, 1, 10), (None, 1, 500, 20), (None, 700, 1, 30)]
+)
+async def test_what_is_not_ready_and_due_again_holds_back_no_other(
+    limit: int | None, waiting: int, ready: int, seconds: float
+) -> None:
+    """The checks of a pass, or of all before the one that is ready, take longer than the pause of each."""
+    scene = open_scene(limit=limit)
     scene.kind = _SlowKind()
     not_ready = Admission(AdmissionState.PENDING, PendingReason.SNAPSHOT_NOT_READY, "not ready yet", indefinite=True)
-    for number in range(100):
+    for number in range(waiting):
         scene.add(name := f"a-{number:03}")
         scene.kind.answers[name] = not_ready
-    scene.add("b")
+    for number in range(ready):
+        scene.add(f"b-{number:03}")
     async with scene.dispatching():
-        await scene.until(lambda: scene.phase("b") == "Accepted", seconds=60)
-    assert scene.accepted == ["b"]
+        await scene.until(lambda: scene.accepted[:1] == ["b-000"], seconds=seconds)
 
 
 async def test_reservations_of_a_crashed_leader_are_accepted_oldest_first() -> None:
