@@ -258,10 +258,9 @@ class AdmissionPass:
         takes several passes, and must not hold back what is ready.
         """
         free = free_quota(current.reserved, self.rules.queue_length)
-        queue, left = current.unreserved, current.checks_left
+        queue, left, number = current.unreserved, current.checks_left, free
         head: list[Entry] = []
         ready: dict[str, Checked] = {}
-        number = free
         while free > 0:
             queue = [entry for entry in queue if entry.uid not in self._not_ready]
             head = list(islice(self._in_order(queue), number))
