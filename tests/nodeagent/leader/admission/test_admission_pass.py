@@ -196,7 +196,8 @@ class _SlowKind(ScriptedKind):
 
 
 @pytest.mark.parametrize(
-    ("limit", "waiting", "ready", "seconds"), [(1, 100, 1, 10), (None, 1, 500, 20), (None, 700, 1, 30)]
+    ("limit", "waiting", "ready", "seconds"),
+    [(1, 100, 1, 10), (None, 1, 500, 20), pytest.param(None, 700, 1, 30, marks=pytest.mark.thorough)],
 )
 async def test_what_is_not_ready_and_due_again_holds_back_no_other(
     limit: int | None, waiting: int, ready: int, seconds: float
