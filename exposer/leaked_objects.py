@@ -125,8 +125,8 @@ async def list_leaked_objects(client: KubeClient, namespace: str, *, copies: boo
     """Return all objects with an owner label, by the owner's UID; Secrets and ConfigMaps only if `copies` is set.
 
     A VolumeSnapshotContent is included where it refers to a snapshot of `namespace`; a volume, which has the label only
-    during its rebind, where it still refers to a deleted PVC of `namespace`: once bound to another it is never deleted.
-    That gets its reclaim policy back. Existing volumes that were restored into are given back, and never deleted.
+    during its rebind, where it refers to a PVC of `namespace`, or a target PVC, that was deleted: once bound to one it
+    is never deleted, and gets its reclaim policy back, as existing volumes that were restored into do.
     """
     found: dict[str, LeakedObjects] = {}
     selections = [
@@ -208,14 +208,18 @@ async def _list(client: KubeClient, selection: Selection[ObjectT]) -> list[Objec
 
 
 async def _refers_to_deleted_claim(client: KubeClient, volume: PersistentVolume, namespace: str) -> bool:
-    """Return whether `volume` refers to a PVC of `namespace` that no longer exists.
+    """Return whether `volume` refers to a PVC that no longer exists: one of `namespace`, or its target PVC.
 
-    A volume without a reference was released by a user to be bound again.
+    A volume without a reference was released by a user to be bound again. One that is retained by its class might have
+    been bound to its target PVC.
     """
-    reference = volume["spec"].get("claimRef") or {}
-    if not (reference.get("uid") and reference.get("name")) or reference.get("namespace") != namespace:
+    reference, target = volume["spec"].get("claimRef") or {}, read_claim_of(volume)
+    place = reference.get("namespace", "")
+    given = target is not None and not _is_lent(volume) and ownership.original_policy(volume) == ownership.DELETE
+    agents = target.agents if target is not None and given else place
+    if not (reference.get("uid") and reference.get("name")) or agents != namespace:
         return False
-    claim = await client.read(kube.PERSISTENT_VOLUME_CLAIMS, namespace, reference["name"])
+    claim = await client.read(kube.PERSISTENT_VOLUME_CLAIMS, place, reference["name"])
     return claim is None or claim["metadata"]["uid"] != reference["uid"]
 
 

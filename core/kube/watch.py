@@ -152,13 +152,11 @@ class _Follower(Generic[ObjectT]):
     def _count_end(self, error: KubeError | None) -> None:
         """Count an early end as a failure, and reset the version where a new list may help."""
         self._state.close(error)
-        opened_at = self._opened_at
-        lived = opened_at is not None and self._clock.monotonic() - opened_at >= _LIVED_SECONDS
+        lived = self._opened_at is not None and self._clock.monotonic() - self._opened_at >= _LIVED_SECONDS
         self._failures = 0 if lived else self._failures + 1
         if error is not None:
             # An occasional broken connection, or a compacted history, is normal.
-            normal = self._failures <= 1 and error.retry
-            level = logging.DEBUG if normal else logging.WARNING
+            level = logging.DEBUG if self._failures <= 1 and error.retry else logging.WARNING
             _log.log(level, "watch of %s interrupted, will retry: %s", self._shown, error)
         if isinstance(error, GoneError) or (self._failures and self._failures % _FAILURES_BEFORE_LIST == 0):
             self._version = ""

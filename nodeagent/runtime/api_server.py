@@ -147,11 +147,14 @@ class ClockSkew:
         self._clock = clock
         self._metrics = metrics
         self._warned = False
-        self._seconds = 0.0
+        self._zero = clock.now() - timedelta(seconds=clock.monotonic())
 
     def now(self) -> datetime:
-        """Return the API server's time, give or take some seconds, by this machine's clock and its last known skew."""
-        return self._clock.now() - timedelta(seconds=self._seconds)
+        """Return the API server's time, give or take some seconds: its last Date, and what has passed since.
+
+        This machine's clock may be set meanwhile, and an idle agent gets no Date for minutes.
+        """
+        return self._zero + timedelta(seconds=self._clock.monotonic())
 
     def observe(self, date: str) -> None:
         """Compare with `date`, the Date header of a response that has just arrived; an invalid one is ignored.
@@ -159,11 +162,12 @@ class ClockSkew:
         Source: RFC 9110, 6.6.1.
         """
         try:
-            seconds = (self._clock.now() - parsedate_to_datetime(date)).total_seconds()
+            parsed = parsedate_to_datetime(date)
+            seconds = (self._clock.now() - parsed).total_seconds()
+            self._zero = parsed - timedelta(seconds=self._clock.monotonic())
         except (ValueError, TypeError, OverflowError):
             # Among them a date without a time zone, which HTTP does not allow.
             return
-        self._seconds = seconds
         self._metrics.set(CLOCK_SKEW, seconds)
         large = abs(seconds) >= _WARN_SECONDS
         if large and not self._warned:

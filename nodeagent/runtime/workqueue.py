@@ -287,22 +287,17 @@ class WorkQueue(Generic[K]):
         """Return after how many seconds the key is due again, None for never."""
         try:
             requeue = await handle(key)
-        except asyncio.CancelledError as e:
+        except (Exception, asyncio.CancelledError) as e:
             task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if isinstance(e, asyncio.CancelledError) and (task is None or task.cancelling()):
                 raise
-            # Not this task was canceled, but something that it awaited: the worker must continue.
+            # A bug must not stop the other keys, nor must the cancellation of something that this task awaited.
             pause = self._back_off(key)
-            self._faults.report(key, f"{self._name}: {key} was interrupted, will retry in {pause:.1f} s", e)
-            return pause
-        except AgentError as e:
-            pause = self._back_off(key)
-            _log.warning("%s: %s failed, will retry in %.1f s: %s", self._name, key, pause, e)
-            return pause
-        except Exception as e:  # noqa: BLE001 - logged with its traceback; the key is requeued
-            # A bug must not stop the other keys.
-            pause = self._back_off(key)
-            self._faults.report(key, f"{self._name}: {key} failed, will retry in {pause:.1f} s", e)
+            message = f"{self._name}: {key} failed, will retry in {pause:.1f} s"
+            if isinstance(e, AgentError):
+                _log.warning("%s: %s", message, e)
+            else:
+                self._faults.report(key, message, e)
             return pause
         self._failures.pop(key, None)
         self._faults.forget(key)

@@ -191,6 +191,7 @@ class AdmissionPass:
     examiner: Examiner
     pending: PendingTransfers
     writer: AdmissionWriter
+    _not_ready: set[str] = field(default_factory=set, init=False)
 
     async def run(self, entries: Sequence[Entry]) -> float:
         """Return the seconds until the next pass; AgentError: leadership is lost, or the ledger cannot be written."""
@@ -251,21 +252,31 @@ class AdmissionPass:
         return replace(current, resuming=resuming, waiting=plan.waiting, reserved=reserved)
 
     async def _pick(self, current: Pass) -> Pass:
-        """Choose the next transfers of the queue that may start, as many as the quota has left."""
+        """Choose the next transfers of the queue that may start, as many as the quota has left.
+
+        Each is checked once until the whole queue was: one that is not ready may be due again before, also where it
+        takes several passes, and must not hold back what is ready.
+        """
         free = free_quota(current.reserved, self.rules.queue_length)
-        queue, left = current.unreserved, current.checks_left
+        queue, left, number = current.unreserved, current.checks_left, free
         head: list[Entry] = []
         ready: dict[str, Checked] = {}
         while free > 0:
-            head = list(islice(self._in_order(queue), free))
+            queue = [entry for entry in queue if entry.uid not in self._not_ready]
+            head = list(islice(self._in_order(queue), number))
             unchecked = [entry for entry in head if entry.uid not in ready][:left]
-            if not unchecked:
-                # All of them are ready, or the checks of this pass are used up.
+            if not unchecked or all(entry.uid in ready for entry in head[:free]):
+                # As many as may start are ready, or the checks of this pass are used up.
                 break
             left -= len(unchecked)
             ready |= {checked.entry.uid: checked for checked in await self._check(unchecked) if checked.ready}
+            self._not_ready |= {entry.uid for entry in unchecked} - ready.keys()
+            # One by one, hundreds that are not ready would take minutes.
+            number = max(free, min(2 * number, _AT_A_TIME))
+        if left > 0:
+            self._not_ready.clear()
         # No transfer is admitted before one ahead of it was checked.
-        picked = [ready[entry.uid] for entry in takewhile(lambda entry: entry.uid in ready, head)]
+        picked = [ready[entry.uid] for entry in takewhile(lambda entry: entry.uid in ready, head[:free])]
         return replace(current, picked=picked, checks_left=left)
 
     async def _reserve(self, current: Pass) -> Pass:

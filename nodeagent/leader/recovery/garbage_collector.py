@@ -69,15 +69,13 @@ class GarbageCollector:
                     left = await self._collect()
                     blocked = blocked + 1 if before == self._logged and left == len(before) else 1
                     pause_seconds = _AGAIN.seconds_after(blocked) if left else _COLLECT_SECONDS
-                except AgentError as e:
-                    self._last_error = str(e)
-                    self._faults.report("", "garbage collection failed, will retry", e, level=logging.WARNING)
+                except Exception as e:  # noqa: BLE001 - a bug that one object triggers must not stop every leader in turn
+                    known = e if isinstance(e, AgentError) else None
+                    self._last_error = str(known or repr(e))
+                    level = logging.WARNING if known else logging.ERROR
+                    self._faults.report("", "garbage collection failed, will retry", e, level=level)
                     # A missing permission is not granted within seconds, and each attempt lists all objects again.
-                    pause_seconds = _AGAIN_SECONDS if e.retry else _COLLECT_SECONDS
-                except Exception as e:  # noqa: BLE001 - logged with its traceback; the collection is repeated
-                    # A bug that one object triggers must not stop every leader in turn.
-                    self._last_error = repr(e)
-                    self._faults.report("", "garbage collection failed, will retry", e)
+                    pause_seconds = _COLLECT_SECONDS if known and not known.retry else _AGAIN_SECONDS
                 else:
                     self._faults.forget("")
                 due_at_seconds = self._clock.monotonic() + pause_seconds
@@ -85,10 +83,8 @@ class GarbageCollector:
 
     def _observe_deletions(self) -> bool:
         """Return whether a transfer that may have leaked objects was deleted since the last scan."""
-        now = {entry.uid: entry for entry in self._transfers()}
-        deleted = may_have_leaked(self._seen, now)
-        self._seen = now
-        return deleted
+        before, self._seen = self._seen, {entry.uid: entry for entry in self._transfers()}
+        return may_have_leaked(before, self._seen)
 
     async def _collect(self) -> int:
         """Take the next deletion step for every missing owner; return how many have leaked objects left."""
@@ -114,13 +110,11 @@ class GarbageCollector:
         log_fields = fields(namespace=self._rules.namespace, uid=left.uid)
         try:
             blocked = await delete_leaked_objects(self._cluster.client, left)
-        except AgentError as e:
-            # One owner must not block the others.
-            blocked = self._last_error = str(e)
-        except Exception as e:  # noqa: BLE001 - logged with its traceback; the collection continues
-            # Nor must a bug, which would also stop the dispatcher.
-            blocked = self._last_error = repr(e)
-            self._faults.report(left.uid, "garbage collection of one transfer failed", e, extra=log_fields)
+        except Exception as e:  # noqa: BLE001 - one owner must not block the others, nor a bug stop the dispatcher
+            known = isinstance(e, AgentError)
+            blocked = self._last_error = str(e) if known else repr(e)
+            if not known:
+                self._faults.report(left.uid, "garbage collection of one transfer failed", e, extra=log_fields)
         state = blocked or "all deleted"
         if self._logged.get(left.uid) != state:
             self._logged[left.uid] = state

@@ -237,6 +237,15 @@ def test_a_skew_that_comes_back_is_warned_about_again(caplog: pytest.LogCaptureF
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
 
 
+def test_the_time_of_the_api_server_passes_while_the_clock_of_the_machine_is_set() -> None:
+    """Otherwise an interrupted transfer could count as older than the deadline of its retries."""
+    clock = HandClock(skew=-DAY)
+    observer = ClockSkew(clock, Metrics("node-a"))
+    observer.observe(DATE)
+    clock.skew, clock.seconds = timedelta(), 60
+    assert observer.now() == NOON + timedelta(seconds=60)
+
+
 @pytest.mark.parametrize("date", ["", "soon", "Sat, 99 Nov 2026 12:00:00 GMT", "Sat, 21 Nov 2026 12:00:00"])
 def test_an_invalid_date_is_ignored(date: str) -> None:
     metrics = Metrics("node-a")

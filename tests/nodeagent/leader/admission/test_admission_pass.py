@@ -10,13 +10,16 @@ import pytest
 
 from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, EVENTS
 from core.models.phases import AttemptStage, InterruptionCause, Phase, in_order, round_robin
+from core.models.reasons import PendingReason
+from core.models.transfers import Transfer
+from exposer.model import Reader
 from nodeagent.leader.admission.admission_pass import Resumptions, awaited_locations, plan_resumptions
 from nodeagent.leader.admission.writer import QueueView
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node, count_idle
 from nodeagent.metrics import Metrics
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
-from tests.nodeagent.support.dispatching import Gate, Scene, entry, is_accept, open_scene
+from tests.nodeagent.support.dispatching import Gate, Scene, ScriptedKind, entry, is_accept, open_scene
 from tests.support.clock import LoopClock
 from tests.support.tasks import running
 
@@ -182,6 +185,34 @@ async def test_every_transfer_is_accepted_in_order_over_all_passes() -> None:
         await scene.until(lambda: len(scene.accepted) == len(names))
     assert _accepted_in_order(scene) == names
     assert scene.accepted == names
+
+
+class _SlowKind(ScriptedKind):
+    """Its checks take as long as several requests to a busy API server."""
+
+    async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
+        await asyncio.sleep(0.5)
+        return await super().check_admission(cr, reader)
+
+
+@pytest.mark.parametrize(
+    ("limit", "waiting", "ready", "seconds"),
+    [(1, 100, 1, 10), (None, 1, 500, 20), pytest.param(None, 700, 1, 30, marks=pytest.mark.thorough)],
+)
+async def test_what_is_not_ready_and_due_again_holds_back_no_other(
+    limit: int | None, waiting: int, ready: int, seconds: float
+) -> None:
+    """The checks of a pass, or of all before the one that is ready, take longer than the pause of each."""
+    scene = open_scene(limit=limit)
+    scene.kind = _SlowKind()
+    not_ready = Admission(AdmissionState.PENDING, PendingReason.SNAPSHOT_NOT_READY, "not ready yet", indefinite=True)
+    for number in range(waiting):
+        scene.add(name := f"a-{number:03}")
+        scene.kind.answers[name] = not_ready
+    for number in range(ready):
+        scene.add(f"b-{number:03}")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.accepted[:1] == ["b-000"], seconds=seconds)
 
 
 async def test_reservations_of_a_crashed_leader_are_accepted_oldest_first() -> None:

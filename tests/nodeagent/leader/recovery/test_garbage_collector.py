@@ -19,8 +19,10 @@ from core.models.names import (
     BASE_SNAPSHOT_LABEL,
     COPY_LABEL,
     DATA_MOVER_FINALIZER,
+    IN_PLACE_CLAIM_ANNOTATION,
     NODE_LABEL,
     OWNER_UID_LABEL,
+    RECLAIM_POLICY_ANNOTATION,
     REPOSITORY_TYPE_LABEL,
     STORAGE_LOCATION_LABEL,
 )
@@ -151,13 +153,16 @@ def leaked_report(dispatcher: Dispatcher) -> JsonDict:
     return dict(dispatcher.report()["leakedObjects"])
 
 
-def put_handed_over(scene: Scene, name: str, claim: JsonDict, *, owner: str = "deleted") -> None:
-    """Store a volume in mid-rebind."""
+def put_handed_over(
+    scene: Scene, name: str, claim: JsonDict, *, owner: str = "deleted", target: str = "", policy: str = "Delete"
+) -> None:
+    """Store a volume in mid-rebind, to the PVC `target`: namespaces and name; `policy` is its class's."""
     put(
         scene,
         PERSISTENT_VOLUMES,
         name,
         **({"owner": owner} if owner else {}),
+        annotations={IN_PLACE_CLAIM_ANNOTATION: target, RECLAIM_POLICY_ANNOTATION: policy} if target else {},
         spec={"persistentVolumeReclaimPolicy": "Retain", "claimRef": claim},
         status={"phase": "Released"},
     )
@@ -168,7 +173,13 @@ async def test_a_volume_in_mid_rebind_of_a_deleted_transfer_is_reclaimed_and_no_
     gone = {"namespace": "velero", "name": "dd", "uid": "uid-of-the-claim-that-is-gone"}
     put_handed_over(scene, "lost", gone)
     put_handed_over(scene, "somebodys", gone, owner="")
-    put_handed_over(scene, "of-the-target", {"namespace": "app", "name": "data", "uid": "uid-of-target"})
+    target = {"namespace": "app", "name": "data", "uid": "uid-of-target"}
+    put(scene, PERSISTENT_VOLUME_CLAIMS, "data", uid="uid-of-target", namespace="app")
+    put_handed_over(scene, "of-the-target", target, target="velero/app/data")
+    before = target | {"uid": "uid-of-the-one-before"}
+    put_handed_over(scene, "of-no-target", before, target="velero/app/data")
+    put_handed_over(scene, "of-a-class-that-retains", before, target="velero/app/data", policy="Retain")
+    put_handed_over(scene, "of-another-target", target | {"name": "other"}, target="elsewhere/app/other")
     put_handed_over(scene, "of-another-agent", gone | {"namespace": "elsewhere"})
     put_handed_over(scene, "let-go", {})
     put(scene, PERSISTENT_VOLUME_CLAIMS, "taken", uid="uid-taken")
@@ -182,17 +193,15 @@ async def test_a_volume_in_mid_rebind_of_a_deleted_transfer_is_reclaimed_and_no_
         return [v["metadata"]["name"] for v in volumes if v["spec"]["persistentVolumeReclaimPolicy"] == "Delete"]
 
     async with scene.dispatching() as dispatcher:
-        await scene.until(lambda: condemned() == ["lost"], seconds=60)
-        assert leaked_report(dispatcher) == {
-            "deletedTransfers": 1,
-            "pendingMessages": ["PersistentVolume lost is being deleted"],
-            "lastError": "",
-        }
-        await scene.client.delete(PERSISTENT_VOLUMES, "", "lost")
+        await scene.until(lambda: condemned() == ["lost", "of-no-target"], seconds=60)
+        reported = "PersistentVolume lost is being deleted; PersistentVolume of-no-target is being deleted"
+        assert leaked_report(dispatcher) == {"deletedTransfers": 1, "pendingMessages": [reported], "lastError": ""}
+        for name in condemned():
+            await scene.client.delete(PERSISTENT_VOLUMES, "", name)
         await asyncio.sleep(700)
         assert leaked_report(dispatcher) == {"deletedTransfers": 0, "pendingMessages": [], "lastError": ""}
     assert condemned() == []
-    assert len(names(scene, PERSISTENT_VOLUMES)) == 6
+    assert len(names(scene, PERSISTENT_VOLUMES)) == 8
 
 
 async def test_without_permission_for_a_list_little_is_logged_and_requested(caplog: pytest.LogCaptureFixture) -> None:
