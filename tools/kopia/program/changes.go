@@ -31,7 +31,8 @@ import (
 // kubelet sets. A live volume that was restored is read once.
 //
 // A storage's snapshot of a volume in use can have a file's new times and old content, because the kernel writes data later.
-// That is so of a volume that is labeled at its mount too.
+// That is so of a volume that is labeled at its mount too. In a live volume, a program that writes to memory (mmap) gives a
+// file a new time once, and no other one until the kernel has written that.
 
 const (
 	// kopia never stores this bit.
@@ -117,9 +118,11 @@ func watchChanges(
 		c.copied, c.roots = append(c.copied, copied), append(c.roots, directory)
 		c.checked, anyCopied = c.checked || one.IncompleteReason != "", anyCopied || copied
 
-		unsure := span{}
+		began := one.StartTime.ToTime()
+
+		unsure := span{began.Add(-writeback), began}
 		if decided.MayBeCopy {
-			unsure = span{decided.Parents[i].Until.Add(-writeback), one.StartTime.ToTime()}
+			unsure.after = decided.Parents[i].Until.Add(-writeback)
 		}
 
 		c.unsure = append(c.unsure, unsure)
