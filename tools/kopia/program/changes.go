@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"sync"
@@ -220,7 +222,7 @@ func (w *watched) watch(ctx context.Context, entry fs.Entry) (fs.Entry, error) {
 	case fs.Directory:
 		return &watched{Directory: entry, changes: w.changes, up: w}, nil
 	case fs.File:
-		return w.watchFile(ctx, &listedFile{entry}, changed), nil
+		return w.watchFile(ctx, &listedFile{File: entry}, changed), nil
 	case fs.Symlink:
 		link := &listedLink{entry}
 		if older, _ := w.changes.compare(link, changed); older {
@@ -249,14 +251,49 @@ func orGone(err error, entry fs.Entry) error {
 	return goneError{err}
 }
 
-type listedFile struct{ fs.File }
+// listedFile is opened once: kopia opens a large file for each part, and another one may have replaced it meanwhile.
+type listedFile struct {
+	fs.File
+
+	once   sync.Once
+	opened fs.Reader
+	err    error
+}
 
 // Open implements fs.File.
-func (f listedFile) Open(ctx context.Context) (fs.Reader, error) {
-	reader, err := f.File.Open(ctx)
+func (f *listedFile) Open(ctx context.Context) (fs.Reader, error) {
+	f.once.Do(func() { f.opened, f.err = f.File.Open(ctx) })
 
-	return reader, orGone(err, f.File)
+	if f.err != nil {
+		return nil, orGone(f.err, f.File)
+	}
+
+	all := io.NewSectionReader(f.opened.(io.ReaderAt), 0, math.MaxInt64) //nolint:forcetypeassert // a file of the system
+
+	return &sharedReader{all, f.opened}, nil
 }
+
+// Close implements fs.Entry.
+func (f *listedFile) Close() {
+	if f.opened != nil {
+		f.opened.Close() //nolint:errcheck // it was only read
+	}
+
+	f.File.Close()
+}
+
+// sharedReader reads an open file from a position of its own.
+type sharedReader struct {
+	*io.SectionReader
+
+	opened fs.Reader
+}
+
+// Entry implements fs.Reader.
+func (r *sharedReader) Entry() (fs.Entry, error) { return r.opened.Entry() }
+
+// Close implements io.Closer: the file is closed with its entry.
+func (r *sharedReader) Close() error { return nil }
 
 type listedLink struct{ fs.Symlink }
 

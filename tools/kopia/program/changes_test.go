@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -286,5 +287,38 @@ func TestContentThatIsMappedMayChangeWithoutANewTime(t *testing.T) {
 
 	if third := b.backUp(after(t, b.backUp(after(t, second)).result.Snapshot)); third.last.HashedFiles != 0 {
 		t.Errorf("the progress is %+v", third.last)
+	}
+}
+
+func TestLargeFileThatIsReplacedIsReadAsItWas(t *testing.T) {
+	b, ctx := newBench(t), context.Background()
+	root, err := localfs.Directory(b.volume)
+	must(t, err)
+	found, err := root.Child(ctx, "one")
+	must(t, err)
+	entry, err := (&watched{Directory: root, changes: &changes{}}).watch(ctx, found)
+	must(t, err)
+
+	defer entry.Close()
+
+	read := ""
+
+	for _, start := range []int64{0, 3} {
+		part, err := entry.(fs.File).Open(ctx) //nolint:forcetypeassert // tests
+		must(t, err)
+		_, err = part.Seek(start, io.SeekStart)
+		must(t, err)
+		content, err := io.ReadAll(io.LimitReader(part, 3))
+		must(t, err)
+		must(t, part.Close())
+
+		read += string(content)
+
+		b.write("new", "FIRST")
+		must(t, os.Rename(filepath.Join(b.volume, "new"), filepath.Join(b.volume, "one")))
+	}
+
+	if read != "first" {
+		t.Errorf("%q was read", read)
 	}
 }
