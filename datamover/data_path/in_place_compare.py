@@ -49,8 +49,9 @@ _IsWanted = Callable[[bytes], bool]
 async def find_unexplained(kopia: KopiaCaller, snapshot: Snapshot) -> str | None:
     """Return why extra files may be what the backup left out by rules that the snapshot does not name; None: none is.
 
-    kopia counts what patterns, `.kopiaignore` files and marks of caches leave out, and what a policy lets it lack that it
-    cannot read, not what is too large or mounted. So the policy as it is now must have no rules that may have left out what is not counted, or what patterns explain.
+    kopia counts what patterns, `.kopiaignore` files and marks of caches leave out, and what it could not read, not what
+    is too large or mounted. So the policy as it is now must have no rules that may have left out what is not counted,
+    or what patterns explain.
 
     Raises:
         KopiaError: the policy cannot be read.

@@ -364,9 +364,7 @@ def match_texts(errors: Iterable[int]) -> str:
 
 _WHOLE: Final = re.compile(f": ({match_texts(TARGET_FAILURES)})( on |$)")
 
-_RESTORED: Final = re.compile(
-    r"(copy directory contents: )?(copy file|create symlink|finish directory): (error setting attributes: |unlinkat )"
-)
+_RESTORED: Final = re.compile(r"(copy directory contents: )?[a-z]+ [a-z]+: (error setting attributes: |unlinkat )")
 """The entry itself is restored. Then kopia removes its placeholder, whose name a target may take for too long.
 
 Source: kopia 0.23.1, snapshot/restore/local_fs_output.go (WriteFile, FinishDirectory)."""

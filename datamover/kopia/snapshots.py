@@ -78,8 +78,9 @@ class Snapshot:
 
     `links` is the number of its symbolic links, which count as entries, and `files` of its files; None: not known.
     `root_entry` is kopia's entry of its root. `excluded` is how many entries rules have left out: of a directory, those
-    in it are not counted; `ignored` how many a policy lets it lack that cannot be read. `exclude` are the exclusions of the backup, as the tag has them, and `rules` is their digest;
-    None: there were none. `by_block`: it is a device in the format of BLOCK_DATA_MOVER, whose size is the device's.
+    in it are not counted; `ignored` how many that cannot be read. `exclude` are the exclusions of the backup, as the
+    tag has them, and `rules` is their digest; None: there were none. `by_block`: it is a device in the format of
+    BLOCK_DATA_MOVER, whose size is the device's.
     """
 
     snapshot_id: str
