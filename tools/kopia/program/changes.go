@@ -236,7 +236,11 @@ func (w *watched) watch(ctx context.Context, entry fs.Entry) (fs.Entry, error) {
 }
 
 // goneError is the error of an entry that was deleted since it was listed. It is left out, as is one that was deleted before.
-type goneError struct{ error }
+type goneError struct {
+	error
+
+	directory bool
+}
 
 // orGone returns the error as a goneError if the entry is gone; one that is still there cannot be read.
 func orGone(err error, entry fs.Entry) error {
@@ -248,7 +252,7 @@ func orGone(err error, entry fs.Entry) error {
 		return err
 	}
 
-	return goneError{err}
+	return goneError{err, entry.IsDir()}
 }
 
 // listedFile is opened once: kopia opens a large file for each part, and another one may have replaced it meanwhile.
