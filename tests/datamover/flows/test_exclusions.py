@@ -23,7 +23,6 @@ from datamover.data_path import backup
 from datamover.data_path.file_names import inspect_names
 from datamover.kopia.policy import excluding
 from datamover.kopia.snapshots import read_snapshot
-from tests.datamover.support.backup_movers import plain_only
 from tests.datamover.support.data_paths import VolumeBed
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.thorough import EXAMPLES
@@ -282,13 +281,6 @@ async def test_what_cannot_be_read_is_counted_although_a_new_file_hides_it(
     bed.kopia.run("policy", "set", "--global", "--ignore-file-errors=true")
     result = await bed.back_up(in_use=True)
     assert result.note == "left out about 1 entries of the volume, by policies of the repository: what cannot be read"
-
-
-@plain_only
-async def test_a_volume_without_changes_has_a_snapshot_whatever_an_operator_has_set(bed: VolumeBed) -> None:
-    bed.write("file")
-    bed.kopia.run("policy", "set", "--global", "--ignore-identical-snapshots=true")
-    assert await bed.snapshot() != await bed.snapshot()
 
 
 def test_the_command_line_of_a_pod_may_allow_them_and_have_all_files_read() -> None:

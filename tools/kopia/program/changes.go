@@ -255,49 +255,82 @@ func orGone(err error, entry fs.Entry) error {
 	return goneError{err, entry.IsDir()}
 }
 
-// listedFile is opened once: kopia opens a large file for each part, and another one may have replaced it meanwhile.
+// listedFile is what was there when it was first opened: kopia opens a large file for each part, and another one may have
+// replaced it meanwhile.
 type listedFile struct {
 	fs.File
 
-	once   sync.Once
-	opened fs.Reader
-	err    error
+	mu    sync.Mutex
+	first fs.Reader
 }
 
-// Open implements fs.File.
-func (f *listedFile) Open(ctx context.Context) (fs.Reader, error) {
-	f.once.Do(func() { f.opened, f.err = f.File.Open(ctx) })
+// statter is an open file of the system.
+type statter interface {
+	io.ReaderAt
+	Stat() (os.FileInfo, error)
+}
 
-	if f.err != nil {
-		return nil, orGone(f.err, f.File)
+// Open implements fs.File. The data mover watches the positions of what is open, so a part has its own if possible.
+func (f *listedFile) Open(ctx context.Context) (fs.Reader, error) {
+	opened, err := f.File.Open(ctx)
+
+	f.mu.Lock()
+	defer f.mu.Unlock()
+
+	first, later := f.first.(statter)
+
+	switch {
+	case !later && err != nil:
+		return nil, orGone(err, f.File)
+	case !later:
+		f.first = opened
+
+		return keptReader{opened}, nil
+	case err == nil && isSame(first, opened):
+		return opened, nil
+	case err == nil:
+		opened.Close() //nolint:errcheck // nothing was read
 	}
 
-	all := io.NewSectionReader(f.opened.(io.ReaderAt), 0, math.MaxInt64) //nolint:forcetypeassert // a file of the system
-
-	return &sharedReader{all, f.opened}, nil
+	return &sharedReader{keptReader{f.first}, io.NewSectionReader(first, 0, math.MaxInt64)}, nil
 }
 
 // Close implements fs.Entry.
 func (f *listedFile) Close() {
-	if f.opened != nil {
-		f.opened.Close() //nolint:errcheck // it was only read
+	if f.first != nil {
+		f.first.Close() //nolint:errcheck // it was only read
 	}
 
 	f.File.Close()
 }
 
-// sharedReader reads an open file from a position of its own.
-type sharedReader struct {
-	*io.SectionReader
+func isSame(first statter, opened fs.Reader) bool {
+	one, err := first.Stat()
+	other, err2 := opened.(statter).Stat() //nolint:forcetypeassert // as the first one
 
-	opened fs.Reader
+	return err == nil && err2 == nil && os.SameFile(one, other)
 }
 
-// Entry implements fs.Reader.
-func (r *sharedReader) Entry() (fs.Entry, error) { return r.opened.Entry() }
+// keptReader stays open until its entry is closed.
+type keptReader struct{ fs.Reader }
 
-// Close implements io.Closer: the file is closed with its entry.
-func (r *sharedReader) Close() error { return nil }
+// Close implements io.Closer.
+func (r keptReader) Close() error { return nil }
+
+// sharedReader reads an open file from a position of its own.
+type sharedReader struct {
+	keptReader
+
+	content *io.SectionReader
+}
+
+// Read implements io.Reader.
+func (r *sharedReader) Read(into []byte) (int, error) { return r.content.Read(into) }
+
+// Seek implements io.Seeker.
+func (r *sharedReader) Seek(offset int64, whence int) (int64, error) {
+	return r.content.Seek(offset, whence)
+}
 
 type listedLink struct{ fs.Symlink }
 
