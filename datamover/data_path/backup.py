@@ -284,8 +284,8 @@ class _Backup:
         that came and went meanwhile make the count inexact.
         """
         names, parameters = self.names, self.parameters
-        count = max(0, names.kept - snapshot.entries) if names.complete else 0
-        count = count or (0 if parameters.rules else snapshot.excluded)
+        count = names.kept - names.unfound.count - snapshot.entries if names.complete else 0
+        count = max(count, snapshot.ignored) or (0 if parameters.rules else snapshot.excluded)
         if not count:
             return None
         try:
@@ -295,7 +295,7 @@ class _Backup:
         if rules:
             about = "about " if parameters.in_use else ""
             return f"left out {about}{count} entries of the volume, by policies of the repository: {', '.join(rules)}"
-        if snapshot.excluded:
+        if snapshot.excluded or snapshot.ignored or (parameters.requested_at and not parameters.in_use):
             return f"left out {count} entries of the volume, by policies of the repository for directories in it"
         return None
 

@@ -40,8 +40,9 @@ _IsWanted = Callable[[bytes], bool]
 async def find_unexplained(kopia: KopiaCaller, snapshot: Snapshot) -> str | None:
     """Return why extra files may be what the backup left out by rules that the snapshot does not name; None: none is.
 
-    kopia counts what patterns, `.kopiaignore` files and marks of caches leave out, not what is too large or mounted. So
-    the policy as it is now must have no rules that may have left out what is not counted, or what patterns explain.
+    kopia counts what patterns, `.kopiaignore` files and marks of caches leave out, and what it could not read, not what
+    is too large or mounted. So the policy as it is now must have no rules that may have left out what is not counted,
+    or what patterns explain.
 
     Raises:
         KopiaError: the policy cannot be read.
@@ -50,10 +51,10 @@ async def find_unexplained(kopia: KopiaCaller, snapshot: Snapshot) -> str | None
     # A stage that was left out counts once, and once more if kopia scans the volume for an estimate. So one is nothing
     # else, and two may be.
     counted = snapshot.excluded > (1 if stage.STAGE_PATTERN in patterns else 0)
-    if counted and not patterns - {stage.STAGE_PATTERN}:
+    if snapshot.ignored or (counted and not patterns - {stage.STAGE_PATTERN}):
         lacks = (
-            f"lacks {snapshot.excluded} files and directories that its backup left out by policies of the repository, "
-            ".kopiaignore files or CACHEDIR.TAG"
+            f"lacks {snapshot.excluded + snapshot.ignored} files and directories that its backup left out by policies "
+            "of the repository, .kopiaignore files or CACHEDIR.TAG"
         )
     else:
         policy = await read_policy(kopia, f"{IDENTITY}:{snapshot.source}")

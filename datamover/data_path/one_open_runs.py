@@ -75,9 +75,12 @@ class _OneOpenRun(SnapshotRun):
     @property
     def report(self) -> RunReport:
         result = self._kopia.result
-        fault = result.get("delete_fault")
+        fault, gone = result.get("delete_fault"), result.get("gone_directories")
         warning = f"could not remove incomplete snapshots of earlier backups: {fault}" if fault else self._removed
-        return RunReport(note=_COPIED if result.get("copied") else None, warnings=(warning,) if warning else ())
+        note = _COPIED if result.get("copied") else None
+        if gone:
+            note = f"left out {gone} directories that were deleted or renamed before they were read"
+        return RunReport(note=note, warnings=(warning,) if warning else ())
 
     async def end(self) -> None:
         await self._kopia.end()

@@ -364,7 +364,7 @@ def match_texts(errors: Iterable[int]) -> str:
 
 _WHOLE: Final = re.compile(f": ({match_texts(TARGET_FAILURES)})( on |$)")
 
-_RESTORED: Final = re.compile(r"error setting attributes|(copy file|finish directory): unlinkat ")
+_RESTORED: Final = re.compile(r"(copy directory contents: )?[a-z]+ [a-z]+: (error setting attributes: |unlinkat )")
 """The entry itself is restored. Then kopia removes its placeholder, whose name a target may take for too long.
 
 Source: kopia 0.23.1, snapshot/restore/local_fs_output.go (WriteFile, FinishDirectory)."""
@@ -395,7 +395,7 @@ class IgnoredErrors:
         if not (found := _IGNORED.search(line)):
             return
         self.count += 1
-        if not _RESTORED.search(found[1]):
+        if not _RESTORED.match(found[1]):
             self.first = self.first or found[1]
         if _is_fatal(found[1]):
             self._fatal = self._fatal or found[1]

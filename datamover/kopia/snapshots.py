@@ -78,8 +78,9 @@ class Snapshot:
 
     `links` is the number of its symbolic links, which count as entries, and `files` of its files; None: not known.
     `root_entry` is kopia's entry of its root. `excluded` is how many entries rules have left out: of a directory, those
-    in it are not counted. `exclude` are the exclusions of the backup, as the tag has them, and `rules` is their digest;
-    None: there were none. `by_block`: it is a device in the format of BLOCK_DATA_MOVER, whose size is the device's.
+    in it are not counted; `ignored` how many that cannot be read. `exclude` are the exclusions of the backup, as the
+    tag has them, and `rules` is their digest; None: there were none. `by_block`: it is a device in the format of
+    BLOCK_DATA_MOVER, whose size is the device's.
     """
 
     snapshot_id: str
@@ -91,6 +92,7 @@ class Snapshot:
     links: int = 0
     files: int | None = None
     excluded: int = 0
+    ignored: int = 0
     fault: str | None = None
     rules: str | None = None
     exclude: str | None = None
@@ -128,6 +130,7 @@ def parse_snapshot(document: JsonDict, snapshot_id: str | None = None) -> Snapsh
             links=links,
             files=int(summary["files"]) if "files" in summary else None,
             excluded=sum(int(stats.get(f"excluded{kind}Count", 0)) for kind in ("File", "Dir")),
+            ignored=int(summary.get("numIgnoredErrors", 0)),
             fault=_fault(document, summary),
             rules=read_tag(document, EXCLUDE_DIGEST_TAG),
             exclude=read_tag(document, EXCLUDE_TAG),

@@ -89,20 +89,21 @@ _UNCOUNTED: Final[JsonDict] = {"maxFileSize": 5}
 
 
 @pytest.mark.parametrize(
-    ("excluded", "exclude", "explained"),
+    ("excluded", "exclude", "explained", "ignored"),
     [
-        (0, "", [True, True, False]),
-        (2, "", [False, False, False]),
-        (2, _PATTERNS, [True, False, False]),
-        (2, '{"maxBytes": 4096, "oneFileSystem": true}', [False, False, False]),
-        (1, _STAGE, [True, True, False]),
-        (2, _STAGE, [False, False, False]),
+        (0, "", [True, True, False], 0),
+        (2, _PATTERNS, [False, False, False], 1),
+        (2, "", [False, False, False], 0),
+        (2, _PATTERNS, [True, False, False], 0),
+        (2, '{"maxBytes": 4096, "oneFileSystem": true}', [False, False, False], 0),
+        (1, _STAGE, [True, True, False], 0),
+        (2, _STAGE, [False, False, False], 0),
     ],
 )
 async def test_what_was_left_out_must_be_explained_by_patterns(
-    excluded: int, exclude: str, explained: list[bool]
+    excluded: int, exclude: str, explained: list[bool], ignored: int
 ) -> None:
-    snapshot = Snapshot("k1", "c", "", "k2", 1, 1, excluded=excluded, exclude=exclude)
+    snapshot = Snapshot("k1", "c", "", "k2", 1, 1, excluded=excluded, exclude=exclude, ignored=ignored)
     for files, expected in zip(({}, _COUNTED, _UNCOUNTED), explained, strict=True):
         kopia = AsyncMock()
         kopia.call.return_value = KopiaAnswer("show", 0, json.dumps({"files": files}).encode())

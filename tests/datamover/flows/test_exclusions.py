@@ -5,10 +5,11 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from msgspec import UNSET
@@ -18,6 +19,8 @@ from core.errors import DataPathError
 from core.models.base import JsonDict
 from core.models.transfer_settings import Exclusions, InPlace, LeftOut, check_pattern
 from datamover.arguments import PodOptions, parse_arguments
+from datamover.data_path import backup
+from datamover.data_path.file_names import inspect_names
 from datamover.kopia.policy import excluding
 from datamover.kopia.snapshots import read_snapshot
 from tests.datamover.support.data_paths import VolumeBed
@@ -258,10 +261,26 @@ async def test_what_an_operator_has_set_stays_and_is_counted_and_named(
     )
 
 
-async def test_rules_for_a_directory_in_the_volume_are_counted(bed: VolumeBed, volume: Path) -> None:
-    bed.kopia.run("policy", "set", f"{_TARGET}/deep", "--add-ignore=other")
-    result = await bed.back_up()
+@pytest.mark.parametrize("rule", ["--add-ignore=other", "--max-file-size=10"])
+async def test_rules_for_a_directory_in_the_volume_are_counted(bed: VolumeBed, volume: Path, rule: str) -> None:
+    (volume / "deep" / "other").write_text("longer than the others")
+    bed.kopia.run("policy", "set", f"{_TARGET}/deep", rule)
+    result = await bed.back_up(requested_at=datetime.now(UTC))
     assert result.note == "left out 1 entries of the volume, by policies of the repository for directories in it"
+
+
+async def test_what_cannot_be_read_is_counted_although_a_new_file_hides_it(
+    bed: VolumeBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def inspect_before(*arguments: Any) -> None:
+        inspect_names(*arguments).kept -= 1
+
+    monkeypatch.setattr(backup, "inspect_names", inspect_before)
+    # It has a file that nobody can read.
+    bed.volume.symlink_to("/proc/sys/net/ipv4/route")
+    bed.kopia.run("policy", "set", "--global", "--ignore-file-errors=true")
+    result = await bed.back_up(in_use=True)
+    assert result.note == "left out about 1 entries of the volume, by policies of the repository: what cannot be read"
 
 
 def test_the_command_line_of_a_pod_may_allow_them_and_have_all_files_read() -> None:

@@ -117,6 +117,22 @@ async def test_a_copied_volume_is_not_read_again(bed: VolumeBed) -> None:
     assert (third.incremental_bytes, third.note) == (len("one"), UNSET)
 
 
+async def test_directories_that_are_gone_before_they_are_read_are_counted(
+    bed: VolumeBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carry_out = MoverBackup.carry_out
+
+    async def lose(backup: MoverBackup, decision: JsonDict) -> KopiaAnswer:
+        answer = await carry_out(backup, decision)
+        assert backup.result["gone_directories"] == 0
+        backup.result["gone_directories"] = 2
+        return answer
+
+    monkeypatch.setattr(MoverBackup, "carry_out", lose)
+    result = await _back_up(bed, in_use=True)
+    assert result.note == "left out 2 directories that were deleted or renamed before they were read"
+
+
 async def test_what_the_program_decides_by_is_passed_on(bed: VolumeBed, monkeypatch: pytest.MonkeyPatch) -> None:
     """The API server has cut off the fraction of a second of a request; a volume in use is no copy."""
     carry_out, decisions, requested_at = MoverBackup.carry_out, list[JsonDict](), datetime.now(UTC)

@@ -76,12 +76,13 @@ type parent struct {
 	Until time.Time   `json:"until"`
 }
 
-// result is the snapshot, complete or not. Copied: its volume is a copy of the parent's, see changes.go. DeleteFault is why
-// incomplete snapshots were not deleted.
+// result is the snapshot, complete or not. Copied: its volume is a copy of the parent's, see changes.go. GoneDirectories were
+// listed, and not found later. DeleteFault is why incomplete snapshots were not deleted.
 type result struct {
-	Snapshot    *snapshot.Manifest `json:"snapshot"`
-	Copied      bool               `json:"copied"`
-	DeleteFault string             `json:"delete_fault"`
+	Snapshot        *snapshot.Manifest `json:"snapshot"`
+	Copied          bool               `json:"copied"`
+	GoneDirectories int                `json:"gone_directories"`
+	DeleteFault     string             `json:"delete_fault"`
 }
 
 // backup offers what the repository has of a source, and backs it up as is decided. From is nil if that is a directory.
@@ -225,7 +226,7 @@ func carryOut(
 	report.stop()
 
 	// Of a complete one also if that fails: it may be in the repository nevertheless, so that the mover deletes it.
-	done.Snapshot, done.Copied = made, copied
+	done.Snapshot, done.Copied, done.GoneDirectories = made, copied, report.goneDirectories
 	if err := report.write("result", done); err != nil {
 		return err
 	}

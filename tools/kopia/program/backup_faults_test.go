@@ -213,6 +213,10 @@ func TestWhatIsDeletedBeforeItIsReadIsLeftOutAndWhatCannotBeReadIsAnError(t *tes
 			t.Errorf("%v errors, %+v", summary.FatalErrorCount, summary.FailedEntries)
 		}
 
+		if report.goneDirectories != 1 && !broken {
+			t.Errorf("%v directories are gone", report.goneDirectories)
+		}
+
 		if !broken && (summary.FatalErrorCount != 0 || len(summary.FailedEntries) != 0 || summary.TotalFileCount != 2 || summary.TotalDirCount != 2 || made.IncompleteReason != "") {
 			t.Errorf("%+v, %v", summary, made.IncompleteReason)
 		}

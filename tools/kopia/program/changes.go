@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"sync"
@@ -31,7 +33,8 @@ import (
 // kubelet sets. A live volume that was restored is read once.
 //
 // A storage's snapshot of a volume in use can have a file's new times and old content, because the kernel writes data later.
-// That is so of a volume that is labeled at its mount too.
+// That is so of a volume that is labeled at its mount too. In a live volume, a program that writes to memory (mmap) gives a
+// file a new time once, and no other one until the kernel has written that.
 
 const (
 	// kopia never stores this bit.
@@ -117,9 +120,11 @@ func watchChanges(
 		c.copied, c.roots = append(c.copied, copied), append(c.roots, directory)
 		c.checked, anyCopied = c.checked || one.IncompleteReason != "", anyCopied || copied
 
-		unsure := span{}
+		began := one.StartTime.ToTime()
+
+		unsure := span{began.Add(-writeback), began}
 		if decided.MayBeCopy {
-			unsure = span{decided.Parents[i].Until.Add(-writeback), one.StartTime.ToTime()}
+			unsure.after = decided.Parents[i].Until.Add(-writeback)
 		}
 
 		c.unsure = append(c.unsure, unsure)
@@ -217,7 +222,7 @@ func (w *watched) watch(ctx context.Context, entry fs.Entry) (fs.Entry, error) {
 	case fs.Directory:
 		return &watched{Directory: entry, changes: w.changes, up: w}, nil
 	case fs.File:
-		return w.watchFile(ctx, &listedFile{entry}, changed), nil
+		return w.watchFile(ctx, &listedFile{File: entry}, changed), nil
 	case fs.Symlink:
 		link := &listedLink{entry}
 		if older, _ := w.changes.compare(link, changed); older {
@@ -231,7 +236,11 @@ func (w *watched) watch(ctx context.Context, entry fs.Entry) (fs.Entry, error) {
 }
 
 // goneError is the error of an entry that was deleted since it was listed. It is left out, as is one that was deleted before.
-type goneError struct{ error }
+type goneError struct {
+	error
+
+	directory bool
+}
 
 // orGone returns the error as a goneError if the entry is gone; one that is still there cannot be read.
 func orGone(err error, entry fs.Entry) error {
@@ -243,16 +252,84 @@ func orGone(err error, entry fs.Entry) error {
 		return err
 	}
 
-	return goneError{err}
+	return goneError{err, entry.IsDir()}
 }
 
-type listedFile struct{ fs.File }
+// listedFile is what was there when it was first opened: kopia opens a large file for each part, and another one may have
+// replaced it meanwhile.
+type listedFile struct {
+	fs.File
 
-// Open implements fs.File.
-func (f listedFile) Open(ctx context.Context) (fs.Reader, error) {
-	reader, err := f.File.Open(ctx)
+	mu    sync.Mutex
+	first fs.Reader
+}
 
-	return reader, orGone(err, f.File)
+// statter is an open file of the system.
+type statter interface {
+	io.ReaderAt
+	Stat() (os.FileInfo, error)
+}
+
+// Open implements fs.File. The data mover watches the positions of what is open, so a part has its own if possible.
+func (f *listedFile) Open(ctx context.Context) (fs.Reader, error) {
+	opened, err := f.File.Open(ctx)
+
+	f.mu.Lock()
+	defer f.mu.Unlock()
+
+	first, later := f.first.(statter)
+
+	switch {
+	case !later && err != nil:
+		return nil, orGone(err, f.File)
+	case !later:
+		f.first = opened
+
+		return keptReader{opened}, nil
+	case err == nil && isSame(first, opened):
+		return opened, nil
+	case err == nil:
+		opened.Close() //nolint:errcheck // nothing was read
+	}
+
+	return &sharedReader{keptReader{f.first}, io.NewSectionReader(first, 0, math.MaxInt64)}, nil
+}
+
+// Close implements fs.Entry.
+func (f *listedFile) Close() {
+	if f.first != nil {
+		f.first.Close() //nolint:errcheck // it was only read
+	}
+
+	f.File.Close()
+}
+
+func isSame(first statter, opened fs.Reader) bool {
+	one, err := first.Stat()
+	other, err2 := opened.(statter).Stat() //nolint:forcetypeassert // as the first one
+
+	return err == nil && err2 == nil && os.SameFile(one, other)
+}
+
+// keptReader stays open until its entry is closed.
+type keptReader struct{ fs.Reader }
+
+// Close implements io.Closer.
+func (r keptReader) Close() error { return nil }
+
+// sharedReader reads an open file from a position of its own.
+type sharedReader struct {
+	keptReader
+
+	content *io.SectionReader
+}
+
+// Read implements io.Reader.
+func (r *sharedReader) Read(into []byte) (int, error) { return r.content.Read(into) }
+
+// Seek implements io.Seeker.
+func (r *sharedReader) Seek(offset int64, whence int) (int64, error) {
+	return r.content.Seek(offset, whence)
 }
 
 type listedLink struct{ fs.Symlink }

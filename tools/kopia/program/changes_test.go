@@ -2,10 +2,13 @@ package main
 
 import (
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kopia/kopia/fs"
 	"github.com/kopia/kopia/fs/localfs"
@@ -248,5 +251,74 @@ func TestSampleFindsWhatWasNotChanged(t *testing.T) {
 
 	if allChanged(b.volume, now) {
 		t.Errorf("only one file has changed")
+	}
+}
+
+// TestContentThatIsMappedMayChangeWithoutANewTime has a file that was created long before its last change.
+func TestContentThatIsMappedMayChangeWithoutANewTime(t *testing.T) {
+	b := newBench(t)
+	path := filepath.Join(b.volume, "one")
+
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	must(t, err)
+
+	defer file.Close() //nolint:errcheck // tests
+
+	mapped, err := unix.Mmap(int(file.Fd()), 0, len("first"), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	must(t, err)
+
+	defer unix.Munmap(mapped) //nolint:errcheck // tests
+
+	// Only the first write to a page that is not dirty sets the times.
+	mapped[0] = 'F'
+	later := time.Now().Add(writtenAtOnce + time.Second)
+	must(t, os.Chtimes(path, later, later))
+	b.reopen(writeback - time.Second)
+
+	first := b.backUp(decision{}).result.Snapshot
+	mapped[1] = 'I'
+
+	second := b.backUp(after(t, first)).result.Snapshot
+	if b.entry(first, "one").ObjectID == b.entry(second, "one").ObjectID {
+		t.Error("the old content was kept")
+	}
+
+	b.reopen(2 * writeback)
+
+	if third := b.backUp(after(t, b.backUp(after(t, second)).result.Snapshot)); third.last.HashedFiles != 0 {
+		t.Errorf("the progress is %+v", third.last)
+	}
+}
+
+func TestLargeFileThatIsReplacedIsReadAsItWas(t *testing.T) {
+	b, ctx := newBench(t), context.Background()
+	root, err := localfs.Directory(b.volume)
+	must(t, err)
+	found, err := root.Child(ctx, "one")
+	must(t, err)
+	entry, err := (&watched{Directory: root, changes: &changes{}}).watch(ctx, found)
+	must(t, err)
+
+	defer entry.Close()
+
+	read := ""
+
+	for _, start := range []int64{0, 3} {
+		part, err := entry.(fs.File).Open(ctx) //nolint:forcetypeassert // tests
+		must(t, err)
+		_, err = part.Seek(start, io.SeekStart)
+		must(t, err)
+		content, err := io.ReadAll(io.LimitReader(part, 3))
+		must(t, err)
+		must(t, part.Close())
+
+		read += string(content)
+
+		b.write("new", "FIRST")
+		must(t, os.Rename(filepath.Join(b.volume, "new"), filepath.Join(b.volume, "one")))
+	}
+
+	if read != "first" {
+		t.Errorf("%q was read", read)
 	}
 }

@@ -42,9 +42,10 @@ type report struct {
 	hashedFiles, hashedBytes, cachedFiles, cachedBytes, estimatedBytes atomic.Int64
 
 	// cancel ends the upload at the first error; failed is how many there were. Entries that are gone are none.
-	cancel func()
-	failed int32
-	gone   map[string]bool
+	cancel          func()
+	failed          int32
+	gone            map[string]bool
+	goneDirectories int
 
 	once  sync.Once
 	ended chan struct{}
@@ -139,8 +140,12 @@ func (r *report) Error(path string, err error, ignored bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
-	if errors.As(err, &goneError{}) {
+	if found := (goneError{}); errors.As(err, &found) {
 		r.gone[path] = true
+
+		if found.directory {
+			r.goneDirectories++
+		}
 
 		return
 	}
