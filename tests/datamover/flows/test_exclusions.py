@@ -276,7 +276,7 @@ async def test_what_cannot_be_read_is_counted_although_a_new_file_hides_it(
         inspect_names(*arguments).kept -= 1
 
     monkeypatch.setattr(backup, "inspect_names", inspect_before)
-    # It has a file that nobody can read.
+    # It has a file that no user can read.
     bed.volume.symlink_to("/proc/sys/net/ipv4/route")
     bed.kopia.run("policy", "set", "--global", "--ignore-file-errors=true")
     result = await bed.back_up(in_use=True)
