@@ -363,9 +363,6 @@ JOB_VARIABLE: Final = "NODE_AGENT_JOB"
 _JOB_LABEL: Final = "batch.kubernetes.io/job-name"
 """Source: Kubernetes v1.27 and later, Job."""
 
-_USER: Final = 65532
-"""The user of the image."""
-
 _RESOURCES: Final = {"requests": {"cpu": "10m", "memory": "96Mi"}, "limits": {"memory": "512Mi"}}
 
 WITHOUT_SIDECAR: Final = {"linkerd.io/inject": "disabled", "sidecar.istio.io/inject": "false"}
@@ -426,12 +423,8 @@ def build_client_pod(
         "restartPolicy": "Never",
         "enableServiceLinks": False,
         "affinity": build_node_affinity(placement),
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        # Without a user: the image has one, and OpenShift allows only one of the namespace's own.
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         **({"tolerations": list(tolerations)} if tolerations else {}),
         **({"imagePullSecrets": [{"name": one} for one in agent.pull_secrets]} if agent.pull_secrets else {}),
         "containers": [built],
