@@ -5,7 +5,6 @@ pkg/controller/volume/persistentvolume (annotation of the provisioner); external
 """
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -218,11 +217,11 @@ def parse_pairs(flag: str, text: str) -> dict[str, str]:
 
 def check_pairs(labels: Mapping[str, str], annotations: Mapping[str, str]) -> None:
     """Check the labels and annotations that a user gives to transfers; ConfigError: one is reserved, or invalid."""
-    for flag, given, values in (("--labels", labels, wire.LABEL_VALUE), ("--annotations", annotations, ".*")):
+    for flag, given, valid in (("--labels", labels, wire.LABEL), ("--annotations", annotations, wire.ANNOTATION)):
         for key, value in given.items():
             if is_reserved(key):
                 raise ConfigError(f"{flag}: {key} is reserved")
-            if not (re.fullmatch(wire.LABEL_KEY, key) and re.fullmatch(values, value, re.DOTALL)):
+            if not valid.fullmatch(f"{key}={value}"):
                 raise ConfigError(f'{flag}: "{key}={value}" is not allowed: expected what Kubernetes allows')
 
 

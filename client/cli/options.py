@@ -28,7 +28,7 @@ from core.errors import AgentError, ConfigError, Translated
 from core.kube.client import Selection
 from core.kube.resources import Resource
 from core.kube.types import PodToleration
-from core.models.names import LABEL_KEY, LABEL_VALUE, OBJECT_NAME
+from core.models.names import ANNOTATION, LABEL, LABEL_KEY, LABEL_VALUE, OBJECT_NAME
 from core.models.units import parse_boolean, parse_positive_duration, parse_quantity
 from core.text import format_age, guess
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
@@ -361,17 +361,17 @@ def parse_pairs(text: str) -> dict[str, str]:
     return found
 
 
-def _parse_keyed(text: str, *, values: str, expected: str) -> dict[str, str]:
-    """Return pairs whose keys are valid, and whose values match a pattern."""
+def _parse_keyed(text: str, *, valid: re.Pattern[str], expected: str) -> dict[str, str]:
+    """Return pairs that are valid as `key=value`."""
     found = parse_pairs(text)
     for key, value in found.items():
-        if not (re.fullmatch(LABEL_KEY, key) and re.fullmatch(values, value, re.DOTALL)):
+        if not valid.fullmatch(f"{key}={value}"):
             raise not_allowed(f"{key}={value}", f"key=value, {expected}")
     return found
 
 
-parse_labels: Final = partial(_parse_keyed, values=LABEL_VALUE, expected="both valid in a label")
-parse_annotations: Final = partial(_parse_keyed, values=".*", expected="with a key that is valid in an annotation")
+parse_labels: Final = partial(_parse_keyed, valid=LABEL, expected="both valid in a label")
+parse_annotations: Final = partial(_parse_keyed, valid=ANNOTATION, expected="with a key that is valid in an annotation")
 """Return labels, or annotations; a part that is none is a ValueError."""
 
 

@@ -262,6 +262,9 @@ LABEL_KEY: Final = rf"(?:(?![^/]{{254}}){SUBDOMAIN}/)?{_LABEL}"
 LABEL_VALUE: Final = rf"(?:{_LABEL})?"
 """The key of a label or an annotation, and the value of a label: patterns of `re`. Source: Kubernetes v1.34,
 apimachinery pkg/util/validation, IsQualifiedName, IsValidLabelValue."""
+LABEL: Final = re.compile(f"{LABEL_KEY}={LABEL_VALUE}")
+ANNOTATION: Final = re.compile(f"{LABEL_KEY}=.*", re.DOTALL)
+"""Both as `key=value`."""
 LABEL_VALUE_LIMIT: Final = 63
 _HASHED_PREFIX: Final = 57
 _HASH_DIGITS: Final = 6
