@@ -69,7 +69,7 @@ _WAITED = {"acceptedTimestamp": "2026-11-21T12:10:00Z", "startTimestamp": "2026-
 
 
 @pytest.mark.parametrize(
-    ("status", "marks", "fell_back", "told"),
+    ("status", "marks", "fell_back", "lines"),
     [
         pytest.param({}, "{}", False, [], id="nothing"),
         pytest.param(
@@ -94,15 +94,15 @@ _WAITED = {"acceptedTimestamp": "2026-11-21T12:10:00Z", "startTimestamp": "2026-
         ),
     ],
 )
-def test_what_was_done_for_a_transfer_is_told(status: JsonDict, marks: str, fell_back: bool, told: list[str]) -> None:
+def test_what_was_done_for_a_transfer_is_told(status: JsonDict, marks: str, fell_back: bool, lines: list[str]) -> None:
     raw = data_upload()
     raw["metadata"] |= {"creationTimestamp": "2026-11-21T12:00:00Z", "annotations": {ATTEMPTS_ANNOTATION: marks}}
     cr = DataUpload.parse(raw | {"status": {"phase": "InProgress"} | status})
-    assert describe_activities(cr, restores=False, fell_back=fell_back) == told
+    assert describe_activities(cr, restores=False, fell_back=fell_back) == lines
 
 
 @pytest.mark.parametrize(
-    ("fell_back", "cause", "told"),
+    ("fell_back", "cause", "why"),
     [
         pytest.param(True, UNSET, "the changed blocks are not known", id="an earlier mover"),
         pytest.param(True, "what has changed is in doubt: gone", "what has changed is in doubt: gone", id="doubt"),
@@ -110,7 +110,7 @@ def test_what_was_done_for_a_transfer_is_told(status: JsonDict, marks: str, fell
         pytest.param(True, "Get https://a/?sig=c2VjcmV0c2VjcmV0: EOF", "Get https://a/?sig=***: EOF", id="a secret"),
     ],
 )
-def test_a_device_that_was_read_as_a_whole_is_told(fell_back: bool, cause: str | UnsetType, told: str) -> None:
+def test_a_device_that_was_read_as_a_whole_is_told(fell_back: bool, cause: str | UnsetType, why: str) -> None:
     raw = data_upload()
     raw["spec"]["datamover"] = "velero-block"
     cr = DataUpload.parse(raw | {"status": {"phase": "InProgress"}})
@@ -118,7 +118,7 @@ def test_a_device_that_was_read_as_a_whole_is_told(fell_back: bool, cause: str |
         snapshot_id="1", source=VolumePath(by_path="/x"), fallback_cause=cause, restart_cause="it is of another device"
     )
     assert describe_activities(cr, Outcome(Phase.COMPLETED, result=result), restores=False, fell_back=fell_back) == [
-        f"read more than has changed, since {told}; stored the blocks that have changed",
+        f"read more than has changed, since {why}; stored the blocks that have changed",
         "read the device again from its start: it is of another device",
     ]
 
