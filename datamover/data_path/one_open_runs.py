@@ -77,7 +77,7 @@ class _OneOpenRun(SnapshotRun):
         result = self._kopia.result
         fault, gone = result.get("delete_fault"), result.get("gone_directories")
         warning = f"could not remove incomplete snapshots of earlier backups: {fault}" if fault else self._removed
-        left_out = f"left out {gone} directories that were deleted or renamed before they were read" if gone else None
+        left_out = f"left out all or a part of {gone} directories that were deleted or moved" if gone else None
         note = "; ".join(filter(None, (_COPIED if result.get("copied") else None, left_out))) or None
         return RunReport(note=note, warnings=(warning,) if warning else ())
 

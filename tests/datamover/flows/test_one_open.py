@@ -130,7 +130,7 @@ async def test_directories_that_are_gone_before_they_are_read_are_counted(
 
     monkeypatch.setattr(MoverBackup, "carry_out", lose)
     result = await _back_up(bed, in_use=True)
-    assert result.note == "left out 2 directories that were deleted or renamed before they were read"
+    assert result.note == "left out all or a part of 2 directories that were deleted or moved"
 
 
 async def test_what_the_program_decides_by_is_passed_on(bed: VolumeBed, monkeypatch: pytest.MonkeyPatch) -> None:

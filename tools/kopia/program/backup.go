@@ -77,7 +77,8 @@ type parent struct {
 }
 
 // result is the snapshot, complete or not. Copied: its volume is a copy of the parent's, see changes.go. GoneDirectories were
-// listed, and not found later. DeleteFault is why incomplete snapshots were not deleted.
+// listed, and were not found, or had moved, before all in them was read. DeleteFault is why incomplete snapshots were not
+// deleted.
 type result struct {
 	Snapshot        *snapshot.Manifest `json:"snapshot"`
 	Copied          bool               `json:"copied"`
@@ -226,7 +227,7 @@ func carryOut(
 	report.stop()
 
 	// Of a complete one also if that fails: it may be in the repository nevertheless, so that the mover deletes it.
-	done.Snapshot, done.Copied, done.GoneDirectories = made, copied, report.goneDirectories
+	done.Snapshot, done.Copied, done.GoneDirectories = made, copied, len(report.goneDirectories)
 	if err := report.write("result", done); err != nil {
 		return err
 	}

@@ -170,16 +170,38 @@ func TestFileWithoutATimeOfChangeIsAnErrorUnlessItIsGone(t *testing.T) {
 	}
 }
 
-// deleting deletes entries of a volume once kopia has listed them and before it opens them.
-type deleting struct {
+// acting does something to a volume once kopia has listed an entry, and has not opened it, or has read a file.
+type acting struct {
 	upload.NullUploadProgress
 
-	remove func(path string)
+	before, after func(path string)
 }
 
-func (d *deleting) StartedDirectory(path string) { d.remove(path) }
+func (a *acting) StartedDirectory(path string) { a.before(path) }
 
-func (d *deleting) HashingFile(path string) { d.remove(path) }
+func (a *acting) HashingFile(path string) { a.before(path) }
+
+func (a *acting) FinishedFile(path string, _ error) { a.after(path) }
+
+// upload uploads the volume while something is done to it, and returns what is found there, and the report.
+func (b *bench) upload(doing *acting) (*snapshot.Manifest, *report) {
+	b.Helper()
+
+	report := newReport(&bytes.Buffer{}, &bytes.Buffer{})
+	report.Progress = doing
+
+	ctx, w, err := b.rep.NewWriter(context.Background(), repo.WriteSessionOptions{})
+	must(b.T, err)
+
+	decided := &decision{Path: b.volume, Parallel: 1, CheckpointSeconds: 600}
+	tree, err := buildTree(ctx, w, testSource, &exclusions{})
+	must(b.T, err)
+
+	made, _, err := uploadVolume(ctx, w, testSource, nil, decided, tree, report)
+	must(b.T, err)
+
+	return made, report
+}
 
 func TestWhatIsDeletedBeforeItIsReadIsLeftOutAndWhatCannotBeReadIsAnError(t *testing.T) {
 	b := newBench(t)
@@ -188,33 +210,22 @@ func TestWhatIsDeletedBeforeItIsReadIsLeftOutAndWhatCannotBeReadIsAnError(t *tes
 	must(t, os.MkdirAll(filepath.Join(b.volume, "gone directory", "inner"), 0o700))
 
 	for _, broken := range []bool{false, true} {
-		report := newReport(&bytes.Buffer{}, &bytes.Buffer{})
-		report.Progress = &deleting{remove: func(path string) {
+		made, report := b.upload(&acting{before: func(path string) {
 			if strings.Contains(path, "gone") {
 				must(t, os.RemoveAll(filepath.Join(b.volume, path)))
 			} else if broken && path == "one" {
 				must(t, os.Remove(filepath.Join(b.volume, path)))
 				must(t, os.Symlink("nowhere", filepath.Join(b.volume, path)))
 			}
-		}}
-
-		ctx, w, err := b.rep.NewWriter(context.Background(), repo.WriteSessionOptions{})
-		must(t, err)
-
-		decided := &decision{Path: b.volume, Parallel: 1, CheckpointSeconds: 600}
-		tree, err := buildTree(ctx, w, testSource, &exclusions{})
-		must(t, err)
-
-		made, _, err := uploadVolume(ctx, w, testSource, nil, decided, tree, report)
-		must(t, err)
+		}, after: func(string) {}})
 
 		summary := made.RootEntry.DirSummary
 		if broken && (summary.FatalErrorCount != 1 || len(summary.FailedEntries) != 1 || summary.FailedEntries[0].EntryPath != "one") {
 			t.Errorf("%v errors, %+v", summary.FatalErrorCount, summary.FailedEntries)
 		}
 
-		if report.goneDirectories != 1 && !broken {
-			t.Errorf("%v directories are gone", report.goneDirectories)
+		if len(report.goneDirectories) != 1 && !broken {
+			t.Errorf("%v are gone", report.goneDirectories)
 		}
 
 		if !broken && (summary.FatalErrorCount != 0 || len(summary.FailedEntries) != 0 || summary.TotalFileCount != 2 || summary.TotalDirCount != 2 || made.IncompleteReason != "") {
@@ -222,5 +233,39 @@ func TestWhatIsDeletedBeforeItIsReadIsLeftOutAndWhatCannotBeReadIsAnError(t *tes
 		}
 
 		b.write("gone", "third")
+	}
+}
+
+func TestDirectoryThatIsMovedWhileItIsReadIsCounted(t *testing.T) {
+	nothing := func(string) {}
+
+	for name, one := range map[string]struct {
+		replaced, early bool
+		files           int64
+	}{
+		"once a file is read":         {files: 1},
+		"before a file is opened":     {early: true},
+		"and replaced by another one": {replaced: true, files: 1},
+	} {
+		b := newBench(t)
+		below := filepath.Join(b.volume, "below")
+		b.write("below/three", "third")
+		must(t, os.Remove(filepath.Join(b.volume, "one")))
+
+		move := func(path string) {
+			if filepath.Dir(path) == "below" && os.Rename(below, filepath.Join(b.T.TempDir(), "moved")) == nil && one.replaced {
+				must(t, os.Mkdir(below, 0o700))
+			}
+		}
+
+		doing := &acting{before: nothing, after: move}
+		if one.early {
+			doing = &acting{before: move, after: nothing}
+		}
+
+		made, report := b.upload(doing)
+		if summary := made.RootEntry.DirSummary; len(report.goneDirectories) != 1 || summary.TotalFileCount != one.files || summary.FatalErrorCount != 0 {
+			t.Errorf("%v: %v are gone, %+v", name, report.goneDirectories, summary)
+		}
 	}
 }

@@ -89,6 +89,8 @@ type watched struct {
 
 	changes *changes
 	up      *watched
+	// status is the directory's when it was listed.
+	status unix.Stat_t
 
 	once   sync.Once
 	before []fs.Directory
@@ -102,7 +104,9 @@ func watchChanges(
 	anyCopied, path := false, root.LocalFilesystemPath()
 	mayBeCopy := decided.MayBeCopy && len(decided.Parents) > 0
 
-	changed, err := changeTime(path)
+	status, err := lstat(path)
+	changed := changeTime(&status)
+
 	if err == nil {
 		c.observe(changed, root.ModTime())
 	}
@@ -130,7 +134,7 @@ func watchChanges(
 		c.unsure = append(c.unsure, unsure)
 	}
 
-	return &watched{Directory: root, changes: c}, anyCopied
+	return &watched{Directory: root, changes: c, status: status}, anyCopied
 }
 
 // until returns the time up to which a snapshot that was begun at start has all changes. A device has no times of changes.
@@ -181,7 +185,7 @@ func (c *changes) observe(times ...time.Time) {
 func (w *watched) Iterate(ctx context.Context) (fs.DirectoryIterator, error) {
 	inner, err := w.Directory.Iterate(ctx)
 	if err != nil {
-		return nil, orGone(err, w.Directory)
+		return nil, w.orGone(err, w.Directory)
 	}
 
 	return &watchedIterator{inner, w}, nil
@@ -195,12 +199,22 @@ type watchedIterator struct {
 
 // Next implements fs.DirectoryIterator.
 func (i *watchedIterator) Next(ctx context.Context) (fs.Entry, error) {
+	w := i.directory
+
 	entry, err := i.DirectoryIterator.Next(ctx)
-	if err != nil || entry == nil {
-		return entry, orGone(err, i.directory.Directory)
+	if entry != nil {
+		return w.watch(ctx, entry)
 	}
 
-	return i.directory.watch(ctx, entry)
+	// A deleted directory cannot be listed further, and kopia skips what is not found under the path of a moved one.
+	if errors.Is(err, os.ErrNotExist) || w.isMoved() {
+		path := w.LocalFilesystemPath()
+		w.changes.progress.Error(path, goneError{os.ErrNotExist, path}, false)
+
+		return nil, nil //nolint:nilnil // as kopia's iterators
+	}
+
+	return nil, err
 }
 
 // watch returns the entry for kopia's uploader, whose error says whether it was deleted since it was listed. One that is
@@ -211,7 +225,9 @@ func (w *watched) watch(ctx context.Context, entry fs.Entry) (fs.Entry, error) {
 		return entry, nil
 	}
 
-	changed, err := changeTime(entry.LocalFilesystemPath())
+	status, err := lstat(entry.LocalFilesystemPath())
+	changed := changeTime(&status)
+
 	if _, failed := entry.(fs.ErrorEntry); err == nil {
 		w.changes.observe(changed, entry.ModTime())
 	} else if !failed && !os.IsNotExist(err) {
@@ -220,11 +236,11 @@ func (w *watched) watch(ctx context.Context, entry fs.Entry) (fs.Entry, error) {
 
 	switch entry := entry.(type) {
 	case fs.Directory:
-		return &watched{Directory: entry, changes: w.changes, up: w}, nil
+		return &watched{Directory: entry, changes: w.changes, up: w, status: status}, nil
 	case fs.File:
-		return w.watchFile(ctx, &listedFile{File: entry}, changed), nil
+		return w.watchFile(ctx, &listedFile{File: entry, in: w}, changed), nil
 	case fs.Symlink:
-		link := &listedLink{entry}
+		link := &listedLink{entry, w}
 		if older, _ := w.changes.compare(link, changed); older {
 			return &changedLink{link}, nil
 		}
@@ -235,24 +251,45 @@ func (w *watched) watch(ctx context.Context, entry fs.Entry) (fs.Entry, error) {
 	return entry, nil
 }
 
-// goneError is the error of an entry that was deleted since it was listed. It is left out, as is one that was deleted before.
+// goneError is the error of an entry that was deleted since it was listed. It is left out, as is one that was deleted
+// before. If all of its directory, or the entry as one, was deleted or moved, that has the path.
 type goneError struct {
 	error
 
-	directory bool
+	directory string
 }
 
-// orGone returns the error as a goneError if the entry is gone; one that is still there cannot be read.
-func orGone(err error, entry fs.Entry) error {
+// orGone returns the error as a goneError if the entry, in this directory or itself, is gone; one that is still there cannot
+// be read.
+func (w *watched) orGone(err error, entry fs.Entry) error {
 	if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 
-	if _, left := os.Lstat(entry.LocalFilesystemPath()); !os.IsNotExist(left) {
+	if w.isMoved() {
+		return goneError{err, w.LocalFilesystemPath()}
+	}
+
+	if _, left := lstat(entry.LocalFilesystemPath()); !os.IsNotExist(left) {
 		return err
 	}
 
-	return goneError{err, entry.IsDir()}
+	return goneError{error: err}
+}
+
+// isMoved returns whether something else is under the path of the directory now. Some file systems change the number of a
+// directory, but not also its time.
+func (w *watched) isMoved() bool {
+	path := w.LocalFilesystemPath()
+	if path == "" {
+		// It has a device.
+		return false
+	}
+
+	found, err := lstat(path)
+	same := found.Ino == w.status.Ino && found.Dev == w.status.Dev
+
+	return os.IsNotExist(err) || err == nil && !same && found.Ctim != w.status.Ctim
 }
 
 // listedFile is what was there when it was first opened: kopia opens a large file for each part, and another one may have
@@ -260,6 +297,7 @@ func orGone(err error, entry fs.Entry) error {
 type listedFile struct {
 	fs.File
 
+	in    *watched
 	mu    sync.Mutex
 	first fs.Reader
 }
@@ -281,7 +319,7 @@ func (f *listedFile) Open(ctx context.Context) (fs.Reader, error) {
 
 	switch {
 	case !later && err != nil:
-		return nil, orGone(err, f.File)
+		return nil, f.in.orGone(err, f.File)
 	case !later:
 		f.first = opened
 
@@ -332,13 +370,17 @@ func (r *sharedReader) Seek(offset int64, whence int) (int64, error) {
 	return r.content.Seek(offset, whence)
 }
 
-type listedLink struct{ fs.Symlink }
+type listedLink struct {
+	fs.Symlink
+
+	in *watched
+}
 
 // Readlink implements fs.Symlink.
 func (l listedLink) Readlink(ctx context.Context) (string, error) {
 	target, err := l.Symlink.Readlink(ctx)
 
-	return target, orGone(err, l.Symlink)
+	return target, l.in.orGone(err, l.Symlink)
 }
 
 // compare returns whether kopia must not take an entry from a parent by itself, as that is older than the change, and the
@@ -511,12 +553,12 @@ func allChanged(root string, until time.Time) bool {
 		for _, name := range names {
 			path := filepath.Join(directory, name)
 
-			var status unix.Stat_t
-			if unix.Lstat(path, &status) != nil {
+			status, err := lstat(path)
+			if err != nil {
 				continue
 			}
 
-			if !time.Unix(status.Ctim.Unix()).After(until) {
+			if !changeTime(&status).After(until) {
 				return false
 			}
 
@@ -541,12 +583,12 @@ func readNames(directory string, most int) ([]string, error) {
 	return opened.Readdirnames(most)
 }
 
-// changeTime returns the ctime of what is at the path.
-func changeTime(path string) (time.Time, error) {
-	var status unix.Stat_t
+func lstat(path string) (status unix.Stat_t, err error) {
 	if err := unix.Lstat(path, &status); err != nil {
-		return time.Time{}, &os.PathError{Op: "lstat", Path: path, Err: err}
+		return status, &os.PathError{Op: "lstat", Path: path, Err: err}
 	}
 
-	return time.Unix(status.Ctim.Unix()), nil
+	return status, nil
 }
+
+func changeTime(status *unix.Stat_t) time.Time { return time.Unix(status.Ctim.Unix()) }

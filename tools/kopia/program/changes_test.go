@@ -96,7 +96,8 @@ func TestVolumeThatIsLabeledAtItsMountIsNotReadAgain(t *testing.T) {
 
 func TestChangesOfTheMountAreNotTheWorkloads(t *testing.T) {
 	b := newBench(t)
-	last, _ := changeTime(filepath.Join(b.volume, "below/two"))
+	status, _ := lstat(filepath.Join(b.volume, "below/two"))
+	last := changeTime(&status)
 
 	time.Sleep(2 * clockTick)
 
@@ -199,7 +200,8 @@ func TestTimesThatAreCutMayHideAChange(t *testing.T) {
 
 func TestIdleVolumeHasItsData(t *testing.T) {
 	b := newBench(t)
-	last, _ := changeTime(filepath.Join(b.volume, "below/two"))
+	status, _ := lstat(filepath.Join(b.volume, "below/two"))
+	last := changeTime(&status)
 
 	for waited, added := range map[time.Duration]time.Duration{time.Hour: 0, 2 * time.Hour: writeback} {
 		made := b.backUp(decision{MayBeCopy: true, RequestedAt: last.Add(waited)})

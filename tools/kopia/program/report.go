@@ -45,7 +45,7 @@ type report struct {
 	cancel          func()
 	failed          int32
 	gone            map[string]bool
-	goneDirectories int
+	goneDirectories map[string]bool
 
 	once  sync.Once
 	ended chan struct{}
@@ -56,7 +56,8 @@ type report struct {
 func newReport(out, messages io.Writer) *report {
 	r := &report{
 		Progress: &upload.NullUploadProgress{}, out: json.NewEncoder(out), messages: messages,
-		cancel: func() {}, gone: map[string]bool{}, ended: make(chan struct{}), done: make(chan struct{}),
+		cancel: func() {}, gone: map[string]bool{}, goneDirectories: map[string]bool{},
+		ended: make(chan struct{}), done: make(chan struct{}),
 	}
 	go r.repeat()
 
@@ -143,8 +144,8 @@ func (r *report) Error(path string, err error, ignored bool) {
 	if found := (goneError{}); errors.As(err, &found) {
 		r.gone[path] = true
 
-		if found.directory {
-			r.goneDirectories++
+		if found.directory != "" {
+			r.goneDirectories[found.directory] = true
 		}
 
 		return
