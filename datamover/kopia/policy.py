@@ -190,6 +190,7 @@ async def ensure_policy(kopia: KopiaCaller, target: str, wanted: SourcePolicy) -
     flags = [
         *(f"--keep-{period.lower()}={_UNLIMITED}" for period in _PERIODS),
         "--manual",
+        "--ignore-identical-snapshots=false",
         f"--compression={wanted.compression}",
         "--ignore-unknown-types=true",
         "--ignore-cache-dirs=false",
@@ -260,7 +261,7 @@ def _ignore_files(policy: JsonDict) -> list[str]:
 def _fixed_values(wanted: SourcePolicy) -> JsonDict:
     """Return what a policy must have exactly, by its parts."""
     return {
-        "retention": {f"keep{period}": _UNLIMITED for period in _PERIODS},
+        "retention": {**{f"keep{period}": _UNLIMITED for period in _PERIODS}, "ignoreIdenticalSnapshots": False},
         "scheduling": {"manual": True},
         "compression": {"compressorName": str(wanted.compression)},
         "errorHandling": {"ignoreUnknownTypes": True},
