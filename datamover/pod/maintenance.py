@@ -75,7 +75,6 @@ _ENDED: Final = frozenset({"Complete", "Failed"})
 _CAUSE_LIMIT: Final = 1000
 """Characters: the termination message has room for the whole cause."""
 
-
 _REPORT_TIMEOUT: Final = timedelta(minutes=30)
 """For the snapshot report: reading the files of thousands of backups takes minutes."""
 

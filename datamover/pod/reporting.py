@@ -111,7 +111,8 @@ def build_success(result: str) -> Termination:
 
 def build_failure(error: Exception, redactor: Redactor) -> Termination:
     """Return the termination that `error` causes."""
-    text = redactor.redact(str(error))
+    # A name of the system's may be no UTF-8, as a message must be.
+    text = redactor.redact(str(error)).encode(errors="backslashreplace").decode()
     if isinstance(error, CanceledError):
         return Termination(DataPathReason.CANCELED, text, error.exit_code)
     if isinstance(error, AgentError):

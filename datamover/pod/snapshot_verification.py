@@ -47,7 +47,6 @@ _logger = logging.getLogger(__name__)
 
 _CAUSE_CHARACTERS: Final = 1000
 
-
 _ENOUGH_SECONDS: Final = 900.0
 """What reads a small repository within this time reads all of it, rather than a sixteenth in each of 16 pods."""
 

@@ -39,7 +39,6 @@ _LINE_END: Final = re.compile(rb"[\r\n]+")
 WRITING: Final = "writing restored data to the disk"
 """The operation, for warnings that it takes long."""
 
-
 _running: Final[set[int]] = set()
 """The children that have not exited, for a thread that cannot wait for the event loop."""
 

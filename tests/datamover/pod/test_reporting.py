@@ -3,6 +3,7 @@
 import asyncio
 import json
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -17,14 +18,16 @@ from core.contract import (
     RestoreResult,
     parse_result,
 )
+from core.errors import DataPathError
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import EVENTS
 from core.kube.transport import Retry
 from core.models.verification import SnapshotVerification
+from core.redact import Redactor
 from core.snapshot_contract import FileListing, SnapshotDeletion, SnapshotListing, SnapshotReport
 from datamover.kopia.progress import Direction, Meter
-from datamover.pod.reporting import Reporter
+from datamover.pod.reporting import Reporter, build_failure, write_termination_message
 from datamover.pod.snapshot_report import SHOWN_UNREAD
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -69,6 +72,12 @@ async def test_the_start_of_the_snapshot_is_reported_at_once_and_from_then_on() 
     assert len(after) == len(before) + 1
     assert {one["snapshotStarted"] for one in messages()[len(before) :]} == {"2026-11-21T12:00:09Z"}
     assert len(messages()) == len(after) + 1
+
+
+def test_a_failure_has_a_message_whatever_its_text(tmp_path: Path) -> None:
+    file = tmp_path / "message"
+    write_termination_message(build_failure(DataPathError("cannot open a\udcff"), Redactor()), file)
+    assert file.read_text() == r"cannot open a\udcff"
 
 
 _RESULTS: Final = (
