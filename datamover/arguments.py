@@ -209,8 +209,9 @@ def _check_text(flag: str, value: str) -> None:
 def _read_password(file: str, environment: Mapping[str, str]) -> str:
     try:
         text = Path(file).read_text() if file else ""
-    except OSError as e:
-        raise ConfigError(f"--password-file: cannot read {file}: {e.strerror}") from e
+    except (OSError, UnicodeDecodeError) as e:
+        why = e.strerror if isinstance(e, OSError) else "not UTF-8"
+        raise ConfigError(f"--password-file: cannot read {file}: {why}") from e
     password = (text or environment.get("KOPIA_PASSWORD", "")).strip()
     if not password:
         raise ConfigError("no repository password: set --password-file or KOPIA_PASSWORD")

@@ -118,6 +118,7 @@ _TASK = "required arguments: --repository (local mode), or one custom resource a
         (["backup"], _TASK),
         (["backup", "--repository", "/r"], "no repository password: set"),
         (["backup", "--repository", "/r", "--password-file", "/no/such"], "--password-file: cannot read /no/such"),
+        (["backup", "--repository=/r", "--password-file=/bin/sh"], "--password-file: cannot read /bin/sh: not UTF-8"),
         (["backup", "--data-upload=x", "--volume-path=/x"], "VELERO_NAMESPACE is not set"),
         (["backup", "--volume-mode=Tape"], "argument --volume-mode: invalid VolumeMode value: 'Tape'"),
         (["restore", "--data-upload=x"], "unrecognized arguments: --data-upload=x"),
