@@ -179,7 +179,8 @@ class ExposeSteps(StepBase):
         """Report a mover pod on another node whose agent has not taken over the transfer."""
         node = mover_pod.pod_node(exposed.pod)
         if node in {None, self._site.node}:
-            self._pending.forget(case.cr.uid)
+            # Not forgotten: without a watch of the pods, the quick checks would never end.
+            self._pending.observe(case.cr.uid, Pending("", ""))
             if case.cr.status.message:
                 await self._tools.status.report(case.kind, case.cr, message="")
             return
