@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from core.clock import Clock
+from core.errors import ContractError
 from core.kube.errors import ConflictError, ForbiddenError, InvalidError, KubeError, NotFoundError
 from core.models.base import JsonDict
 from core.models.names import BANDWIDTH_ANNOTATION
@@ -109,8 +110,8 @@ class NodeBandwidth:
             change = Change(annotations={BANDWIDTH_ANNOTATION: wanted[cr.uid].to_json()})
             try:
                 await self.status.annotate(self.kinds[cr.kind_name], cr, change)
-            except (ConflictError, NotFoundError, ForbiddenError, InvalidError):
-                # It has just changed, or is rejected alone: the next round sees how.
+            except (ConflictError, NotFoundError, ForbiddenError, InvalidError, ContractError):
+                # It has just changed, or it alone is rejected or invalid: the next round sees how.
                 continue
             except KubeError:
                 # Nothing is lost: it is written again.

@@ -131,8 +131,11 @@ async def test_those_that_run_get_what_has_changed_and_those_without_limits_noth
         assert [node.limits(name) for name in ("a", "b", "without")] == [BandwidthLimits()] * 2 + [None]
 
 
-@pytest.mark.parametrize(("status", "others"), [(409, 1), (404, 1), (403, 1), (422, 1), (500, 0)])
-async def test_a_write_that_fails_is_repeated_by_the_next_round(status: int, others: int) -> None:
+_INVALID = json.dumps(data_upload("a", resourceVersion="9") | {"spec": {}}).encode()
+
+
+@pytest.mark.parametrize(("status", "others"), [(409, 1), (404, 1), (403, 1), (422, 1), (_INVALID, 1), (500, 0)])
+async def test_a_write_that_fails_is_repeated_by_the_next_round(status: int | bytes, others: int) -> None:
     node = _Node()
     for name in ("a", "b"):
         node.put(name, limits=_up(1))
