@@ -134,7 +134,7 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
     cluster = Cluster(
         client=parts.client,
         clock=parts.clock,
-        status=StatusWriter(parts.client, parts.clock, on_stored=on_stored),
+        status=StatusWriter(parts.client, parts.skew.now, on_stored=on_stored),
         events=parts.events,
         metrics=parts.metrics,
         check_leading=election.check,

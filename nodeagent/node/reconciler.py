@@ -315,7 +315,7 @@ class Reconciler:
 
     def _observe_slot(self, cr: Transfer, pod: Pod | None) -> None:
         """Update the slots by an owned transfer; a second mover, or another attempt's, needs one once it is ready."""
-        slots, request = self._tools.slots, SlotRequest.of(cr, now=self._tools.clock.now())
+        slots, request = self._tools.slots, SlotRequest.of(cr, now=self._tools.api_time())
         if not (cr.interrupted or (cr.phase is Phase.PREPARED and find_unreplaced(cr))):
             slots.observe(request, cr.phase)
         elif cr.preparing and pod is not None and is_current(pod, cr) and pod_state(pod) is PodState.RUNNING:

@@ -170,7 +170,7 @@ def build_node(parts: AgentParts) -> Node:
     host_pods = parts.spec.template.host_pods
     site = Site(node=settings.node_name, namespace=parts.spec.namespace, host_pods=host_pods)
     cache = TransferCache(client, clock, site, kinds=parts.kinds)
-    status = StatusWriter(client, clock, on_stored=[cache.observe_written])
+    status = StatusWriter(client, parts.skew.now, on_stored=[cache.observe_written])
     by_name = {kind.spec.name: kind for kind in parts.kinds}
     bandwidth = NodeBandwidth(clock, cache, status, by_name, parts.metrics, lambda: current.config.own.budgets)
     reconciler = Reconciler(
