@@ -110,6 +110,10 @@ class Change:
     spec: Mapping[str, object] = field(default_factory=dict)
 
 
+_DROPPED: Final = frozenset({"activities", "fallbackFull", "incrementalBytes", "sourceSize"})
+"""The fields of `status` that the definitions of an older Velero drop."""
+
+
 class StatusWriter:
     """Writes to the custom resources of transfers, one patch at a time."""
 
@@ -217,7 +221,8 @@ class StatusWriter:
             # If it is, no other writer records that move, or that attempt, and counts it.
             found = await client.read(kind.spec.resource, cr.metadata.namespace, cr.name)
             del metadata["resourceVersion"]
-            if found is None or not is_patched(found, patch):
+            kept = {key: value for key, value in status.items() if key not in _DROPPED}
+            if found is None or not is_patched(found, patch | {"status": kept}):
                 raise
             raw = found
         stored: Transfer = kind.parse(raw)
