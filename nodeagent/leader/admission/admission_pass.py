@@ -302,11 +302,8 @@ class AdmissionPass:
         As in `_pick`, one that could not is checked again after the others.
         """
         limit, most = self.rules.queue_length, min(current.checks_left, current.reports_left)
-        behind = current.unreserved
-
-        def needs_report(entry: Entry) -> bool:
-            return entry.uid not in self._not_queued and self.pending.needs_queue_report(entry)
-
+        behind = [entry for entry in current.unreserved if entry.uid not in self._not_queued]
+        needs_report = self.pending.needs_queue_report
         # To find out whether one is missing costs less than to bring all of them into order.
         if limit is None or not any(map(needs_report, self.pending.due(behind))):
             self._not_queued.clear()
