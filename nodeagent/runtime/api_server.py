@@ -1,6 +1,6 @@
 """What one process and the API server are to each other: the rate of requests, outages, and the skew of the clock.
 
-The skew is shown, and corrects the hours of repository maintenance; no outcome depends on a wall clock.
+Timestamps and the hours of repository maintenance are by its clock; no outcome depends on a wall clock.
 """
 
 import asyncio

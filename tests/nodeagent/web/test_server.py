@@ -7,18 +7,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from core.clock import Clock, SystemClock
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from nodeagent.metrics import Metrics
 from nodeagent.runtime.settings import ListenAddress
-from nodeagent.web.server import _MOST_CONNECTIONS, _MOST_UNSENT_BYTES, WebPages, WebServer, _Listener
+from nodeagent.web.server import _MOST_UNSENT_BYTES, WebPages, WebServer
 from tests.nodeagent.support.hand_clock import HandClock
 
 _ANY = ListenAddress("127.0.0.1", 0)
@@ -70,21 +68,6 @@ async def test_readyz_names_what_the_agent_waits_for(url: str, agent: _Agent) ->
     assert (status, text) == (503, f"{agent.reasons[0]}\n{agent.reasons[1]}\n")
     agent.reasons = []
     assert (await _get(f"{url}/readyz"))[0] == 200
-
-
-def test_a_connection_needs_a_server_that_was_started() -> None:
-    with pytest.raises(RuntimeError, match="not set up"):
-        _Listener("--metrics-address", _ANY, web.AppRunner(web.Application()))._connect()
-
-
-def test_the_oldest_connections_end_above_the_limit() -> None:
-    """One without a transport has ended meanwhile."""
-    runner = Mock()
-    oldest = [Mock(transport=None), *[Mock(**{"transport.get_write_buffer_size.return_value": 0}) for _ in range(2)]]
-    runner.server.connections = [*oldest, *[oldest[2]] * (_MOST_CONNECTIONS - 2)]
-    _Listener("--metrics-address", _ANY, runner)._connect()
-    oldest[1].transport.abort.assert_called_once_with()
-    oldest[2].transport.abort.assert_not_called()
 
 
 async def test_responses_that_are_not_read_take_little_memory(agent: _Agent) -> None:
