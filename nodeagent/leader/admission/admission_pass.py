@@ -297,11 +297,9 @@ class AdmissionPass:
         await self.writer.accept(current.ready, count_idle(current.entries))
 
     async def _report_queued(self, current: Pass) -> Pass:
-        """Report the transfers that are pending for the queue alone, once for each, if they could start.
-
-        As in `_pick`, one that could not is checked again after the others.
-        """
+        """Report the transfers that are pending for the queue alone, once for each, if they could start."""
         limit, most = self.rules.queue_length, min(current.checks_left, current.reports_left)
+        # As in `_pick`, one that was not ready is checked again after the others.
         behind = [entry for entry in current.unreserved if entry.uid not in self._not_queued]
         needs_report = self.pending.needs_queue_report
         # To find out whether one is missing costs less than to bring all of them into order.
@@ -319,6 +317,8 @@ class AdmissionPass:
             self.pending.postpone(uid)
             report = self.writer.report_queued(checked, limit=limit, position=positions[uid])
             await attempt(checked.entry.log_fields, report)
+        if len(chosen) < most:
+            self._not_queued.clear()
         return replace(current, reports_left=most - len(chosen))
 
     async def _report_waiting(self, current: Pass) -> Pass:
