@@ -1,9 +1,4 @@
-"""The process of a node agent: builds the parts that both halves share, and runs both.
-
-Free memory is returned to the system after a burst of work. What Python keeps for small objects stays: the next
-transfer uses it again.
-Source: malloc_trim(3): since glibc 2.8 it returns whole free pages in all of the heap.
-"""
+"""The process of a node agent: builds the parts that both halves share, and runs both."""
 
 import asyncio
 import ctypes
@@ -53,7 +48,7 @@ _CONNECTIONS_END_SECONDS: Final = 20.0
 
 
 class MemoryTrimmer:
-    """Returns free memory during a burst of requests, and once more after it."""
+    """Returns free memory during a burst of requests, and once more after it: whole pages, in all of the heap."""
 
     def __init__(self, clock: Clock, trim: Callable[[], object]) -> None:
         self._clock = clock

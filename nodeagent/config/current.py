@@ -31,7 +31,7 @@ from nodeagent.config.own_keys import rules_of_kind
 from nodeagent.config.parse import FLAG, ParsedConfig, absent, parse_config_map
 from nodeagent.config.repositories import RepositoryConfig
 from nodeagent.metrics import CONFIG_INFO, CONFIG_VALID, PRIORITY_CLASS_USABLE
-from nodeagent.runtime.own_pod import AgentPod, AgentReport
+from nodeagent.runtime.own_pod import AgentReport, OwnPod
 from nodeagent.runtime.workqueue import Faults
 
 
@@ -296,7 +296,7 @@ _LIVE_RETRY_SECONDS: Final = 5.0
 class ConfigAnnouncer:
     """Keeps the annotations on the agent's own pod: the hash of the active configuration, and what it can carry out."""
 
-    def __init__(self, pod: AgentPod, current: CurrentConfig) -> None:
+    def __init__(self, pod: OwnPod, current: CurrentConfig) -> None:
         self._pod = pod
         self._current = current
         self._faults = Faults(_log)

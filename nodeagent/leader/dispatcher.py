@@ -34,7 +34,7 @@ from nodeagent.leader.recovery.orphaned_transfers import OrphanRecovery
 from nodeagent.leader.volumes.states import HistoryKeeper
 from nodeagent.leader.volumes.view import VolumeView
 from nodeagent.metrics import NODE_PASSED_OVER
-from nodeagent.runtime.own_pod import AgentPod
+from nodeagent.runtime.own_pod import OwnPod
 from nodeagent.runtime.workqueue import describe_causes
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Dispatcher:
     rules: DispatchRules
     _: KW_ONLY
     on_accepted: Callable[[Transfer], None]
-    own_pod: AgentPod | None = None
+    own_pod: OwnPod | None = None
     _term: "_Term | None" = field(default=None, init=False)
 
     def finished_backups(self, key: RepositoryKey) -> AbstractSet[str] | None:
@@ -122,7 +122,7 @@ class _Term:
         self._orphans = OrphanRecovery(cluster, rules, self.index, agents=self._agents)
         self._garbage = GarbageCollector(cluster, rules, transfers=self.index.entries)
 
-    async def run(self, own_pod: AgentPod | None) -> None:
+    async def run(self, own_pod: OwnPod | None) -> None:
         """Dispatch until canceled, or until the ledger is lost; ExceptionGroup, of AgentErrors: read all again."""
         async with asyncio.TaskGroup() as group:
             # The ledger comes first: whatever it names existed before the transfers are listed.

@@ -28,7 +28,7 @@ from core.models.units import format_duration
 from exposer.pod_status import is_ready
 from nodeagent.leader.index import Entry
 from nodeagent.runtime.informer import Informer
-from nodeagent.runtime.own_pod import AgentPod, shown
+from nodeagent.runtime.own_pod import OwnPod, shown
 from nodeagent.runtime.workqueue import Timers
 
 _FAILURES: Final = 3
@@ -217,7 +217,7 @@ _GRACE_SECONDS: Final = 60.0
 """An edit reaches all agents within seconds; an agent that did not get it stays different."""
 
 
-async def compare_configs(clock: Clock, own_pod: AgentPod, active: Callable[[], Mapping[str, str]]) -> None:
+async def compare_configs(clock: Clock, own_pod: OwnPod, active: Callable[[], Mapping[str, str]]) -> None:
     """Compare the configurations of all agents until canceled; `active` returns the hash of each live one by node name.
 
     What differs is reported on `own_pod`.

@@ -28,7 +28,7 @@ from nodeagent.leader.repositories.init_pod import InitPods
 from nodeagent.leader.repositories.inputs import LocationInputs
 from nodeagent.leader.repositories.locations import LocationController, LocationProbes, ValidationProcess
 from nodeagent.metrics import LEADER, LOCATION_AVAILABLE, MAINTENANCE_GAUGES, REPOSITORY_READY, Metrics
-from nodeagent.runtime.own_pod import AgentPod
+from nodeagent.runtime.own_pod import OwnPod
 from nodeagent.runtime.preflight import DefinitionReport, judge_definitions, read_definitions
 from nodeagent.startup import AgentParts
 from nodeagent.transfers.status import StatusWriter
@@ -45,7 +45,7 @@ _INPUTS_SECONDS: Final = 60.0
 class DefinitionCheck:
     """What the definitions drop, as last read; a change is logged, and reported if it needs action."""
 
-    def __init__(self, client: KubeClient, clock: Clock, pod: AgentPod) -> None:
+    def __init__(self, client: KubeClient, clock: Clock, pod: OwnPod) -> None:
         self._client = client
         self._clock = clock
         self._pod = pod
@@ -134,7 +134,7 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
     cluster = Cluster(
         client=parts.client,
         clock=parts.clock,
-        status=StatusWriter(parts.client, parts.clock, on_stored=on_stored),
+        status=StatusWriter(parts.client, parts.skew.now, on_stored=on_stored),
         events=parts.events,
         metrics=parts.metrics,
         check_leading=election.check,

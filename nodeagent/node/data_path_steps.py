@@ -64,7 +64,7 @@ class DataPathSteps(StepBase):
         stored = await self._started(case, tools.status.move(case.kind, cr, Phase.IN_PROGRESS, change))
         created = cr.metadata.creation_timestamp
         if created is not None:
-            seconds = (tools.clock.now() - created).total_seconds()
+            seconds = (tools.api_time() - created).total_seconds()
             tools.metrics.observe(WAIT_SECONDS, seconds, case.kind.spec.name)
         case.kind.count(stored, tools.metrics)
         await tools.events.record(stored, "Started", "data mover may start its data path")

@@ -112,7 +112,7 @@ class ExposeSteps(StepBase):
         change = Change(status, labels)
         if MOVER_LOST_ANNOTATION in cr.metadata.annotations:
             change = replace(change, annotations={MOVER_LOST_ANNOTATION: None})
-        full = tools.slots.is_full_for(SlotRequest.of(cr, now=tools.clock.now()))
+        full = tools.slots.is_full_for(SlotRequest.of(cr, now=tools.api_time()))
         pending = self._slot_pending()
         if full:
             # Reported here, the missing slot costs no write of its own.
@@ -120,7 +120,7 @@ class ExposeSteps(StepBase):
             message = f"{message}; {pending.message}"
         stored = await tools.status.move(case.kind, cr, Phase.PREPARED, change)
         if cr.accepted_at is not None:
-            seconds = (tools.clock.now() - cr.accepted_at).total_seconds()
+            seconds = (tools.api_time() - cr.accepted_at).total_seconds()
             tools.metrics.observe(EXPOSE_SECONDS, seconds, case.kind.spec.name)
         await tools.events.record(stored, "Prepared", message)
         if full:
@@ -179,7 +179,8 @@ class ExposeSteps(StepBase):
         """Report a mover pod on another node whose agent has not taken over the transfer."""
         node = mover_pod.pod_node(exposed.pod)
         if node in {None, self._site.node}:
-            self._pending.forget(case.cr.uid)
+            # Not forgotten: without a watch of the pods, the quick checks would never end.
+            self._pending.observe(case.cr.uid, Pending("", ""))
             if case.cr.status.message:
                 await self._tools.status.report(case.kind, case.cr, message="")
             return
@@ -196,7 +197,7 @@ class ExposeSteps(StepBase):
     async def _record_loss(self, case: Case) -> bool:
         """Record each lost pod once, and fail where no other is to be created; return whether this one is new."""
         before, pod = mover_pod.MoverLoss.from_annotations(case.cr.metadata.annotations), case.pod
-        loss = mover_pod.count_loss(before, pod, self._tools.clock.now())
+        loss = mover_pod.count_loss(before, pod, self._tools.api_time())
         if loss == before:
             return False
         if loss.failure:

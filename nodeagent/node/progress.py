@@ -35,8 +35,6 @@ from nodeagent.transfers.status import Change, StatusWriter
 
 _log = logging.getLogger(__name__)
 
-_CHANGED: Final = frozenset({ChangeKind.ADDED, ChangeKind.MODIFIED})
-
 _RETRY_PAUSE_SECONDS: Final = 5.0
 """Before a watch that the API server rejected is retried."""
 
@@ -315,7 +313,7 @@ class ProgressFollower:
 
     def _take_change(self, uid: str, change: WatchChange[Event], *, listing: bool) -> bool:
         """Take in what a watch delivers; return whether the status of its transfer may have to change."""
-        if change.kind in _CHANGED:
+        if change.kind is not ChangeKind.DELETED:
             return self._take(uid, change.obj, listing=listing)
         reading = self._readings.get(uid)
         # Events expire in order: Events of a transfer that does not run here are not needed any more.

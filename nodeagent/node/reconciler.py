@@ -1,10 +1,6 @@
 """The reconciler of one node's transfers: read the current state, decide one step, carry it out; report what fails.
 
 Every step may run twice. New transfers are the dispatcher's.
-
-The kubelet looks at its containers once a second (PLEG), and a pod's status follows. What a mover leaves as termination
-message is in a file of the kubelet before. Only a valid result counts there: every other end is what the kubelet
-reports.
 """
 
 import asyncio
@@ -49,7 +45,6 @@ from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import PodState, find_unreplaced, has_ended, is_current, is_own, pod_state
 
 _log = logging.getLogger(__name__)
-
 
 _ERROR_PAUSE_SECONDS: Final = 30.0
 """After an error that a retry alone does not fix: a permission may be granted, a webhook repaired."""
@@ -106,9 +101,10 @@ def _identity(key: TransferKey) -> dict[str, object]:
 
 
 def add_result(pod: Pod, kind: Kind[Any], host_pods: str | None) -> Pod | None:
-    """Return `pod`, a v1 Pod, with the result that its mover has left; None if it has not left one.
+    """Return `pod`, a v1 Pod, with the result that its mover has left; None if it has not left one, which is valid.
 
-    The kubelet reports it later, and cuts it if a webhook has added containers: all messages of a pod have 12 KiB.
+    The kubelet reports it up to a second later, and cuts it if a webhook has added containers: all messages of a pod
+    have 12 KiB. Every other end is what the kubelet reports.
     `host_pods` is the kubelet's pods directory, as the agent has it mounted; None: it has not.
     Source: Kubernetes v1.34, pkg/kubelet/status/status_manager.go (normalizeStatus).
     """
@@ -315,7 +311,7 @@ class Reconciler:
 
     def _observe_slot(self, cr: Transfer, pod: Pod | None) -> None:
         """Update the slots by an owned transfer; a second mover, or another attempt's, needs one once it is ready."""
-        slots, request = self._tools.slots, SlotRequest.of(cr, now=self._tools.clock.now())
+        slots, request = self._tools.slots, SlotRequest.of(cr, now=self._tools.api_time())
         if not (cr.interrupted or (cr.phase is Phase.PREPARED and find_unreplaced(cr))):
             slots.observe(request, cr.phase)
         elif cr.preparing and pod is not None and is_current(pod, cr) and pod_state(pod) is PodState.RUNNING:

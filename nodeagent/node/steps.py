@@ -214,7 +214,7 @@ def classify_rejection(
 
 
 _SHOWN_WAIT: Final = timedelta(minutes=5)
-"""A shorter wait is not worth a line, and may be a difference between the clocks of API server and agents."""
+"""A shorter wait is not worth a line."""
 
 
 def describe_activities(cr: Transfer, outcome: Outcome | None = None, *, restores: bool, fell_back: bool) -> list[str]:

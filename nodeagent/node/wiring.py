@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from core.clock import Clock
+from core.errors import ContractError
 from core.kube.errors import ConflictError, ForbiddenError, InvalidError, KubeError, NotFoundError
 from core.models.base import JsonDict
 from core.models.names import BANDWIDTH_ANNOTATION
@@ -109,8 +110,8 @@ class NodeBandwidth:
             change = Change(annotations={BANDWIDTH_ANNOTATION: wanted[cr.uid].to_json()})
             try:
                 await self.status.annotate(self.kinds[cr.kind_name], cr, change)
-            except (ConflictError, NotFoundError, ForbiddenError, InvalidError):
-                # It has just changed, or is rejected alone: the next round sees how.
+            except (ConflictError, NotFoundError, ForbiddenError, InvalidError, ContractError):
+                # It has just changed, or it alone is rejected or invalid: the next round sees how.
                 continue
             except KubeError:
                 # Nothing is lost: it is written again.
@@ -169,7 +170,7 @@ def build_node(parts: AgentParts) -> Node:
     host_pods = parts.spec.template.host_pods
     site = Site(node=settings.node_name, namespace=parts.spec.namespace, host_pods=host_pods)
     cache = TransferCache(client, clock, site, kinds=parts.kinds)
-    status = StatusWriter(client, clock, on_stored=[cache.observe_written])
+    status = StatusWriter(client, parts.skew.now, on_stored=[cache.observe_written])
     by_name = {kind.spec.name: kind for kind in parts.kinds}
     bandwidth = NodeBandwidth(clock, cache, status, by_name, parts.metrics, lambda: current.config.own.budgets)
     reconciler = Reconciler(

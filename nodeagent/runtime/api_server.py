@@ -1,6 +1,6 @@
 """What one process and the API server are to each other: the rate of requests, outages, and the skew of the clock.
 
-The skew is shown, and corrects the hours of repository maintenance; no outcome depends on a wall clock.
+Timestamps and the hours of repository maintenance are by its clock; no outcome depends on a wall clock.
 """
 
 import asyncio
@@ -139,6 +139,9 @@ _log = logging.getLogger(__name__)
 _WARN_SECONDS: Final = 60.0
 """A Date has whole seconds, and a response may take half a minute: less than this may be no skew."""
 
+_ROUGHLY: Final = timedelta(seconds=2)
+"""For the same reason: with each response, times that are compared would go back and forth."""
+
 
 class ClockSkew:
     """Knows the skew, shows it as a metric, and warns once while it is large."""
@@ -150,7 +153,7 @@ class ClockSkew:
         self._zero = clock.now() - timedelta(seconds=clock.monotonic())
 
     def now(self) -> datetime:
-        """Return the API server's time, give or take some seconds: its last Date, and what has passed since.
+        """Return the API server's time, give or take some seconds: one of its Dates, and what has passed since.
 
         This machine's clock may be set meanwhile, and an idle agent gets no Date for minutes.
         """
@@ -164,15 +167,17 @@ class ClockSkew:
         try:
             parsed = parsedate_to_datetime(date)
             seconds = (self._clock.now() - parsed).total_seconds()
-            self._zero = parsed - timedelta(seconds=self._clock.monotonic())
+            zero = parsed - timedelta(seconds=self._clock.monotonic())
         except (ValueError, TypeError, OverflowError):
             # Among them a date without a time zone, which HTTP does not allow.
             return
+        if abs(zero - self._zero) >= _ROUGHLY:
+            self._zero = zero
         self._metrics.set(CLOCK_SKEW, seconds)
         large = abs(seconds) >= _WARN_SECONDS
         if large and not self._warned:
             _log.warning(
-                "wall clock of this node is %d s %s the API server's: timestamps are wrong, timeouts are not affected",
+                "wall clock of this node is %d s %s the API server's: times in logs and Events are wrong",
                 abs(seconds),
                 "ahead of" if seconds > 0 else "behind",
             )

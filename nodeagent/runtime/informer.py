@@ -127,10 +127,6 @@ class Informer(Generic[_T]):
         """Return all trimmed objects."""
         return [kept.obj for kept in self._kept.values()]
 
-    def __len__(self) -> int:
-        """Return the number of objects."""
-        return len(self._kept)
-
     def _take(self, change: WatchChange) -> None:
         match change.kind:
             case ChangeKind.LISTING:

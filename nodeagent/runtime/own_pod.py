@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
@@ -15,26 +15,6 @@ from core.text import some_of
 from nodeagent.metrics import Metrics
 
 _log = logging.getLogger(__name__)
-
-
-class AgentPod(Protocol):
-    """The agent's pod as a place for Events and annotations."""
-
-    async def report(self, reason: str, message: str, *, warning: bool = False) -> None:
-        """Log `message` and record it as an Event on the agent's pod; never raises."""
-        ...
-
-    async def annotate(self, annotations: Mapping[str, str]) -> None:
-        """Ensure that the agent's pod has the annotations."""
-        ...
-
-
-@dataclass(frozen=True)
-class AgentReport:
-    """Where the agent's own state is reported: on its pod, in its log and in its metrics."""
-
-    pod: AgentPod
-    metrics: Metrics
 
 
 @dataclass(eq=False)
@@ -76,6 +56,14 @@ class OwnPod:
         if self.pod is None:
             self.pod = await find_own_pod(self.client, self.namespace, node=self.node, hostname=self.hostname)
         return self.pod
+
+
+@dataclass(frozen=True)
+class AgentReport:
+    """Where the agent's own state is reported: on its pod, in its log and in its metrics."""
+
+    pod: OwnPod
+    metrics: Metrics
 
 
 async def find_own_pod(client: KubeClient, namespace: str, *, node: str, hostname: str) -> Pod | None:

@@ -1,7 +1,5 @@
 """A work queue of keys, and what its handlers are made of: steps whose failure stops no others, and timers.
 
-What may end a transfer, delete an object or skip a pause is measured here and never by a timestamp:
-that is from the wall clock of another machine, and either clock may be wrong.
 Source: the semantics of client-go's workqueue (k8s.io/client-go/util/workqueue).
 """
 

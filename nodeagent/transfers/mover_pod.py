@@ -272,7 +272,6 @@ _MOST_KILLS: Final = 3
 _MOST_LOSSES: Final = 20
 """Limits endless evictions. A kubelet that rejects pods is tried until the prepare timeout."""
 
-
 _Number = Annotated[int, Meta(ge=0, le=2**31)]
 
 

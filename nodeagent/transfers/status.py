@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from core.clock import Clock
 from core.kube.client import KubeClient, is_patched
 from core.kube.errors import ConflictError, ForbiddenError, KubeError
 from core.kube.events import EventRecorder, ObjectRef
@@ -111,19 +110,23 @@ class Change:
     spec: Mapping[str, object] = field(default_factory=dict)
 
 
+_DROPPED: Final = frozenset({"activities", "fallbackFull", "incrementalBytes", "sourceSize"})
+"""The fields of `status` that the definitions of an older Velero drop."""
+
+
 class StatusWriter:
     """Writes to the custom resources of transfers, one patch at a time."""
 
     def __init__(
-        self, client: KubeClient, clock: Clock, *, on_stored: Sequence[Callable[[Transfer], None]] = ()
+        self, client: KubeClient, now: Callable[[], datetime], *, on_stored: Sequence[Callable[[Transfer], None]] = ()
     ) -> None:
-        """Write through `client`, with timestamps of `clock`.
+        """Write through `client`; `now` returns the API server's time, for timestamps: agents have their own clocks.
 
         Each of `on_stored` is called with the custom resource as stored, before the write returns; it must not block.
         """
         self._client = client
         self._urgent_client = client.urgently()
-        self._clock = clock
+        self._now = now
         self._on_stored = tuple(on_stored)
 
     async def move(
@@ -185,7 +188,7 @@ class StatusWriter:
         return await self._write(kind, cr, Change({"message": message or None}, reason=reason), again=True)
 
     def _timestamps(self, cr: Transfer, to: Phase) -> JsonDict:
-        now, unstarted = format_time(self._clock.now()), cr.status.start_timestamp is None
+        now, unstarted = format_time(self._now()), cr.status.start_timestamp is None
         stamps = {
             "acceptedTimestamp": to is Phase.ACCEPTED,
             "startTimestamp": to is Phase.IN_PROGRESS or (to.final and unstarted),
@@ -218,7 +221,8 @@ class StatusWriter:
             # If it is, no other writer records that move, or that attempt, and counts it.
             found = await client.read(kind.spec.resource, cr.metadata.namespace, cr.name)
             del metadata["resourceVersion"]
-            if found is None or not is_patched(found, patch):
+            kept = {key: value for key, value in status.items() if key not in _DROPPED}
+            if found is None or not is_patched(found, patch | {"status": kept}):
                 raise
             raw = found
         stored: Transfer = kind.parse(raw)

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from aiohttp import web
 
@@ -26,6 +26,9 @@ _REUSE_PAUSE: Final = 10
 
 _MOST_CONNECTIONS: Final = 200
 """For each address. A further one replaces the oldest: a scrape is over at once, a half-sent request is not."""
+
+_MOST_UNSENT_BYTES: Final = 32 << 20
+"""Of all responses of an address that clients have not read yet: each copies its content."""
 
 _ACCEPTED_AT_ONCE: Final = _MOST_CONNECTIONS // 2
 """So that a connection is read before newer ones replace it; for a moment there may be so many more."""
@@ -101,17 +104,24 @@ class _Listener:
             self._server.close()
         await self._runner.cleanup()
 
+    async def before_response(self, *_: object) -> None:
+        """Close the oldest connections above the limit of what is not read."""
+        self._close_oldest(_MOST_CONNECTIONS)
+
     def _connect(self) -> asyncio.Protocol:
-        """Return the protocol of a new connection, and close the oldest ones above the limit."""
-        server = self._runner.server
-        if server is None:
-            raise RuntimeError("the web server is not set up")
-        connections = server.connections
-        for oldest in connections[: max(0, len(connections) + 1 - _MOST_CONNECTIONS)]:
-            if oldest.transport is not None:
+        """Return the protocol of a new connection, and close the oldest ones above the limits."""
+        return self._close_oldest(_MOST_CONNECTIONS - 1)()
+
+    def _close_oldest(self, most: int) -> web.Server:
+        # It is set up before it listens.
+        server, unsent_bytes = cast("web.Server", self._runner.server), 0
+        transports = [one.transport for one in server.connections if one.transport is not None]
+        for number, transport in enumerate(reversed(transports), 1):
+            unsent_bytes += transport.get_write_buffer_size()
+            if number > most or unsent_bytes > _MOST_UNSENT_BYTES:
                 # Not close: that waits for a client that does not read.
-                oldest.transport.abort()
-        return server()
+                transport.abort()
+        return server
 
 
 class WebServer:
@@ -175,4 +185,6 @@ def _listener(flag: str, address: ListenAddress, pages: Mapping[str, _Handler]) 
         max_line_size=_MOST_HEADER_BYTES,
         max_field_size=_MOST_HEADER_BYTES,
     )
-    return _Listener(flag, address, runner)
+    listener = _Listener(flag, address, runner)
+    app.on_response_prepare.append(listener.before_response)
+    return listener

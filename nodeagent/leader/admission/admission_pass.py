@@ -192,6 +192,7 @@ class AdmissionPass:
     pending: PendingTransfers
     writer: AdmissionWriter
     _not_ready: set[str] = field(default_factory=set, init=False)
+    _not_queued: set[str] = field(default_factory=set, init=False)
 
     async def run(self, entries: Sequence[Entry]) -> float:
         """Return the seconds until the next pass; AgentError: leadership is lost, or the ledger cannot be written."""
@@ -298,20 +299,26 @@ class AdmissionPass:
     async def _report_queued(self, current: Pass) -> Pass:
         """Report the transfers that are pending for the queue alone, once for each, if they could start."""
         limit, most = self.rules.queue_length, min(current.checks_left, current.reports_left)
-        behind, needs_report = current.unreserved, self.pending.needs_queue_report
+        # As in `_pick`, one that was not ready is checked again after the others.
+        behind = [entry for entry in current.unreserved if entry.uid not in self._not_queued]
+        needs_report = self.pending.needs_queue_report
         # To find out whether one is missing costs less than to bring all of them into order.
         if limit is None or not any(map(needs_report, self.pending.due(behind))):
+            self._not_queued.clear()
             return current
         queue = enumerate(self._in_order(behind), start=1)
         chosen = list(islice(((position, entry) for position, entry in queue if needs_report(entry)), most))
         positions = {entry.uid: position for position, entry in chosen}
-        for checked in await self._check([entry for _, entry in chosen]):
-            if checked.ready:
-                uid = checked.entry.uid
-                # A report that fails is repeated, but not at once.
-                self.pending.postpone(uid)
-                report = self.writer.report_queued(checked, limit=limit, position=positions[uid])
-                await attempt(checked.entry.log_fields, report)
+        ready = [checked for checked in await self._check([entry for _, entry in chosen]) if checked.ready]
+        self._not_queued |= positions.keys() - {checked.entry.uid for checked in ready}
+        for checked in ready:
+            uid = checked.entry.uid
+            # A report that fails is repeated, but not at once.
+            self.pending.postpone(uid)
+            report = self.writer.report_queued(checked, limit=limit, position=positions[uid])
+            await attempt(checked.entry.log_fields, report)
+        if len(chosen) < most:
+            self._not_queued.clear()
         return replace(current, reports_left=most - len(chosen))
 
     async def _report_waiting(self, current: Pass) -> Pass:

@@ -83,7 +83,7 @@ class NodeHealth:
 
         No node is lost before the first list, or while the list is empty: this process itself runs on a node.
         """
-        if not self._informer.synced.is_set() or not len(self._informer):
+        if not self._informer.synced.is_set() or not self._informer.items():
             return False
         return self._explain(label, label, self._conditions().get(label)) is not None
 

@@ -31,8 +31,10 @@ from tests.nodeagent.support.parts import fake_parts
 from tests.nodeagent.support.repository_scene import RECORDED
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
+from tests.support import fakekube
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.fakeobjects import merge_patch
 from tests.support.scripted import ScriptedTransport, answer, rejection
 from tests.support.tasks import running
 from tests.support.transports import Around
@@ -259,9 +261,13 @@ async def test_events_that_are_not_answered_delay_no_transfer() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Completed"])
-async def test_a_phase_whose_answer_was_lost_is_recorded_and_counted_once(phase: str) -> None:
+async def test_a_phase_whose_answer_was_lost_is_recorded_and_counted_once(
+    phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with definitions that drop a field."""
     metrics = Metrics(NODE)
     text = f'"phase":"{phase}"'.encode()
+    monkeypatch.setattr(fakekube, "prune", lambda obj: merge_patch(obj, {"status": {"sourceSize": None}}))
 
     def moves(request: Request) -> bool:
         return request.method == "PATCH" and text in (request.body or b"").replace(b" ", b"")

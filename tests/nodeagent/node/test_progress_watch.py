@@ -44,7 +44,7 @@ async def _following(
     """Follow transfers that run, whose movers have files only with `host_pods`."""
     clock = LoopClock()
     client, kind = kube.client, build_agent(kube)._kinds["DataUpload"]
-    status = StatusWriter(client, clock)
+    status = StatusWriter(client, clock.now)
     site = Site(NODE, NAMESPACE, host_pods=str(host_pods or ""))
     follower = ProgressFollower(client, clock, site, status=status, metrics=metrics or Metrics(NODE))
     async with running(follower.run()):

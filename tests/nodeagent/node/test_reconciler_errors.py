@@ -5,14 +5,17 @@ Such a transfer completes once its mover has left its result, although its pod i
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from core.kube.resources import DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, PODS
+from core.kube.transport import Request
 from core.models.base import JsonDict
 from core.models.names import DATA_UPLOAD_LABEL, OUTCOME_ANNOTATION
+from nodeagent.transfers.mover_pod import PodState, pod_state
 from tests.nodeagent.node.test_progress import event
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import BACKUP_DONE, RESTORE_DONE, Mover
@@ -24,6 +27,7 @@ from tests.nodeagent.support.transfers import (
     pod_volume_backup,
     pod_volume_restore,
 )
+from tests.support.transports import Around
 
 pytestmark = pytest.mark.looptime
 
@@ -49,6 +53,23 @@ async def test_a_missing_permission_is_reported_and_retried() -> None:
         assert world.phase() == "Completed"
         assert "message" not in world.transfer()["status"]
         assert world.reasons().count("Forbidden") == 1
+
+
+class _WithoutPods(Around):
+    """Its watches of pods show nothing."""
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        nothing = {"fieldSelector": "metadata.name=none"} if request.path.endswith("/pods") else {}
+        return super().stream(replace(request, query={**request.query, **nothing}))
+
+
+async def test_a_mover_pod_that_no_watch_shows_is_not_read_all_the_time() -> None:
+    async with open_world(accepted(data_upload())) as world, world.agent(_WithoutPods(world.kube)):
+        await world.until(lambda: any(pod_state(pod) is PodState.RUNNING for pod in world.kube.objects(PODS)))
+        sent = len(world.kube.requests)
+        await asyncio.sleep(60)
+        reads = [one for one in world.kube.requests[sent:] if one.path.endswith("/pods/du-1")]
+        assert len(reads) < 30
 
 
 @pytest.mark.cause("object-malformed")

@@ -94,7 +94,9 @@ _WAITED = {"acceptedTimestamp": "2026-11-21T12:10:00Z", "startTimestamp": "2026-
         ),
     ],
 )
-def test_what_was_done_for_a_transfer_is_told(status: JsonDict, marks: str, fell_back: bool, lines: list[str]) -> None:
+def test_what_was_done_for_a_transfer_is_listed(
+    status: JsonDict, marks: str, fell_back: bool, lines: list[str]
+) -> None:
     raw = data_upload()
     raw["metadata"] |= {"creationTimestamp": "2026-11-21T12:00:00Z", "annotations": {ATTEMPTS_ANNOTATION: marks}}
     cr = DataUpload.parse(raw | {"status": {"phase": "InProgress"} | status})
@@ -110,7 +112,7 @@ def test_what_was_done_for_a_transfer_is_told(status: JsonDict, marks: str, fell
         pytest.param(True, "Get https://a/?sig=c2VjcmV0c2VjcmV0: EOF", "Get https://a/?sig=***: EOF", id="a secret"),
     ],
 )
-def test_a_device_that_was_read_as_a_whole_is_told(fell_back: bool, cause: str | UnsetType, why: str) -> None:
+def test_a_device_that_was_read_as_a_whole_is_listed(fell_back: bool, cause: str | UnsetType, why: str) -> None:
     raw = data_upload()
     raw["spec"]["datamover"] = "velero-block"
     cr = DataUpload.parse(raw | {"status": {"phase": "InProgress"}})

@@ -1,13 +1,16 @@
-"""The bandwidth of a node's data movers is shared and followed."""
+"""The bandwidth of a node's data movers is shared and followed; its agent writes no time of its own clock."""
 
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
+from email.utils import format_datetime
 
 import pytest
 
 from core.kube.resources import DATA_UPLOADS
 from core.models.names import ATTEMPTS_ANNOTATION
+from core.models.phases import Phase
 from core.models.transfer_settings import BandwidthLimits
 from nodeagent.config.own_keys import BandwidthKeys
 from nodeagent.config.parse import parse_config
@@ -59,6 +62,18 @@ def test_a_direction_without_a_limit_has_none() -> None:
     keys = _keys(perNode={"downloadBytesPerSecond": 300_000}, perMover={"uploadBytesPerSecond": 100_000})
     (found,) = share_limits(keys, {"1": "a"}, NOON).values()
     assert found == BandwidthLimits(upload_bytes_per_second=100_000, download_bytes_per_second=300_000)
+
+
+async def test_the_timestamps_of_transfers_are_by_the_clock_of_the_api_server() -> None:
+    node = _Node()
+    node.put("a", "Prepared")
+    node.parts.skew.observe(format_datetime(NOON + timedelta(hours=24), usegmt=True))
+    async with node.watching():
+        cr = node.cache.transfer(("DataUpload", "velero", "a"))
+        assert cr is not None
+        ended = await node.bandwidth.status.move(node.parts.kinds[0], cr, Phase.CANCELED)
+    assert ended.status.completion_timestamp is not None
+    assert ended.status.completion_timestamp - NOON >= timedelta(hours=24)
 
 
 class _Node:
@@ -131,8 +146,11 @@ async def test_those_that_run_get_what_has_changed_and_those_without_limits_noth
         assert [node.limits(name) for name in ("a", "b", "without")] == [BandwidthLimits()] * 2 + [None]
 
 
-@pytest.mark.parametrize(("status", "others"), [(409, 1), (404, 1), (403, 1), (422, 1), (500, 0)])
-async def test_a_write_that_fails_is_repeated_by_the_next_round(status: int, others: int) -> None:
+_INVALID = json.dumps(data_upload("a", resourceVersion="9") | {"spec": {}}).encode()
+
+
+@pytest.mark.parametrize(("status", "others"), [(409, 1), (404, 1), (403, 1), (422, 1), (_INVALID, 1), (500, 0)])
+async def test_a_write_that_fails_is_repeated_by_the_next_round(status: int | bytes, others: int) -> None:
     node = _Node()
     for name in ("a", "b"):
         node.put(name, limits=_up(1))

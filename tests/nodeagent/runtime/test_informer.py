@@ -84,7 +84,7 @@ async def test_each_change_is_reported_after_the_cache_is_updated(kube: FakeKube
         await watching.client.delete(PODS, "velero", "b")
         await asyncio.sleep(0.1)
         assert watching.take() == [("b", "Pending", True), ("b", "Running", True), ("b", "Running", False)]
-        assert len(watching.informer) == 1
+        assert len(watching.informer.items()) == 1
 
 
 async def test_a_relist_reports_differences_only(kube: FakeKube) -> None:
@@ -120,7 +120,7 @@ async def test_an_interrupted_list_removes_nothing(kube: FakeKube) -> None:
         kube.put(pod("late"))
         kube.compact()
         await asyncio.sleep(1)
-        assert len(watching.informer) >= 601
+        assert len(watching.informer.items()) >= 601
         await asyncio.sleep(30)
         assert watching.take() == [("late", "Pending", True)]
 
@@ -179,7 +179,7 @@ async def test_a_malformed_object_stays_as_it_was_last_read() -> None:
         kube.watches.cut()
         await asyncio.sleep(5)
         assert watching.take() == []
-        assert len(watching.informer) == 3
+        assert len(watching.informer.items()) == 3
         kube.put(pod("b", phase="Running"))
         await asyncio.sleep(0.1)
         assert watching.take() == [("b", "Running", True)]

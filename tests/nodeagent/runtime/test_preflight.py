@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -309,24 +310,15 @@ async def test_an_agent_without_the_mount_warns_once(caplog: pytest.LogCaptureFi
     ]
 
 
-async def test_an_agent_outside_of_its_pod_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    await _Node(tmp_path / "absent", [_pod("web")]).check()
-    (message,) = caplog.messages
-    assert message.startswith(f"directory {tmp_path}/absent cannot be read: No such file or directory: ")
-
-
-async def test_an_agent_that_may_not_read_the_directory_warns_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("error", [PermissionError(13, "denied"), FileNotFoundError(2, "no such directory")], ids=str)
+async def test_an_agent_that_cannot_read_the_directory_warns_once(
+    error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its supplemental groups are missing, or SELinux denies it: data movers do not need it."""
-
-    def deny(_: str) -> frozenset[str]:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("nodeagent.runtime.preflight.list_pods", deny)
+    """Its supplemental groups are missing, SELinux denies it, or it runs outside of its pod: movers do not need it."""
+    monkeypatch.setattr("nodeagent.runtime.preflight.list_pods", Mock(side_effect=error))
     await _Node(tmp_path, [_pod("web")]).check()
     (message,) = caplog.messages
-    assert message.startswith(f"directory {tmp_path} cannot be read: Permission denied: ")
+    assert message.startswith(f"directory {tmp_path} cannot be read: {error.strerror}: ")
     assert message.endswith("deploy/agent/daemonset.yaml has the mount and the group for it")
 
 

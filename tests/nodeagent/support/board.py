@@ -1,18 +1,18 @@
 """The agent's own pod, as lists of what is recorded and shown there."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from core.kube.errors import ServerError
+from nodeagent.runtime.own_pod import OwnPod
 
 
-@dataclass
-class FakeBoard:
+class FakeBoard(OwnPod):
     """Keeps what the agent reports about itself; the next `broken` annotations fail."""
 
-    recorded: list[tuple[str, str]] = field(default_factory=list)
-    annotations: list[dict[str, str]] = field(default_factory=list)
-    broken: int = 0
+    def __init__(self, *, broken: int = 0) -> None:
+        self.recorded: list[tuple[str, str]] = []
+        self.annotations: list[dict[str, str]] = []
+        self.broken = broken
 
     @property
     def reasons(self) -> list[str]:

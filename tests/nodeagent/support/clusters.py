@@ -22,7 +22,7 @@ def build_cluster(
     return Cluster(
         client=client,
         clock=clock,
-        status=StatusWriter(client, clock),
+        status=StatusWriter(client, clock.now),
         events=EventLog(EventRecorder(client, clock, component="node-agent", host=node)),
         metrics=metrics or Metrics(node),
         check_leading=check_leading,

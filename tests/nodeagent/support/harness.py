@@ -148,7 +148,7 @@ def build_agent(
     kinds = build_kinds(client, CauseFinder(client, clock), lambda: exposes, Settings("").datamover_names, node=node)
     site = Site(node, NAMESPACE, host_pods=str(host_pods))
     cache = TransferCache(client, clock, site, kinds=kinds)
-    status = StatusWriter(client, clock, on_stored=[cache.observe_written])
+    status = StatusWriter(client, lambda: clock.now() - skew, on_stored=[cache.observe_written])
     tools = Tools(
         site=site,
         limits=Timeouts(),

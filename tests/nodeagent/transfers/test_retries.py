@@ -270,18 +270,12 @@ def test_checks_become_rarer_up_to_every_five_seconds() -> None:
     assert [records.count_check("a") for _ in range(7)] == [0.25, 0.75, 1, 2, 4, 5, 5]
 
 
-def test_the_next_step_of_the_same_reason_is_checked_soon() -> None:
-    records = PendingRecords(HandClock())
+def test_the_next_step_of_the_same_reason_is_checked_soon_and_does_not_begin_its_grace_period_again() -> None:
+    clock = HandClock(1.0)
+    records = PendingRecords(clock)
     for name in ("Pod restore-1", "PersistentVolumeClaim restore-1"):
         records.decide_report("a", Pending("CleaningUp", f"{name} is being deleted"))
         assert [records.count_check("a") for _ in range(3)] == [0.25, 0.75, 1]
-
-
-def test_another_step_of_the_same_reason_does_not_begin_its_grace_period_again() -> None:
-    clock = HandClock(1.0)
-    records = PendingRecords(clock)
-    for what in ("Pod restore-1", "PersistentVolumeClaim restore-1"):
-        records.decide_report("a", Pending("CleaningUp", f"{what} is being deleted"))
         clock.seconds += 1
     assert records.get("a").since_seconds == 1.0
 

@@ -50,7 +50,7 @@ class Recorder:
     def __init__(self, cr: JsonDict) -> None:
         self.patches: list[JsonDict] = []
         self._cr = cr
-        self.writer = StatusWriter(scripted_client(self._answer), HandClock(1800.0))
+        self.writer = StatusWriter(scripted_client(self._answer), HandClock(1800.0).now)
 
     def _answer(self, request: Request) -> Response:
         self.patches.append(json.loads(request.body or b"{}"))
@@ -210,7 +210,7 @@ async def test_each_subscriber_receives_what_was_stored_before_the_write_returns
     conflict = answer({"reason": "Conflict", "message": "changed"}, status=409)
     client = scripted_client(lambda _: conflict if rejected else answer(upload(Phase.IN_PROGRESS)))
     subscribers = [lambda cr, seen=seen: seen.append(cr.phase) for seen in stored]
-    writer = StatusWriter(client, HandClock(), on_stored=subscribers)
+    writer = StatusWriter(client, HandClock().now, on_stored=subscribers)
     with pytest.raises(ConflictError) if rejected else nullcontext():
         await writer.move(UPLOADS, UPLOADS.parse(upload(Phase.PREPARED)), Phase.IN_PROGRESS)
     assert stored == ([[], []] if rejected else [["InProgress"], ["InProgress"]])

@@ -2,22 +2,21 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from core.clock import Clock, SystemClock
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from nodeagent.metrics import Metrics
 from nodeagent.runtime.settings import ListenAddress
-from nodeagent.web.server import _MOST_CONNECTIONS, WebPages, WebServer, _Listener
+from nodeagent.web.server import _MOST_UNSENT_BYTES, WebPages, WebServer
 from tests.nodeagent.support.hand_clock import HandClock
 
 _ANY = ListenAddress("127.0.0.1", 0)
@@ -71,19 +70,23 @@ async def test_readyz_names_what_the_agent_waits_for(url: str, agent: _Agent) ->
     assert (await _get(f"{url}/readyz"))[0] == 200
 
 
-def test_a_connection_needs_a_server_that_was_started() -> None:
-    with pytest.raises(RuntimeError, match="not set up"):
-        _Listener("--metrics-address", _ANY, web.AppRunner(web.Application()))._connect()
-
-
-def test_the_oldest_connections_end_above_the_limit() -> None:
-    """One without a transport has ended meanwhile."""
-    runner = Mock()
-    oldest = [Mock(transport=None), Mock(), Mock()]
-    runner.server.connections = [*oldest, *[Mock()] * (_MOST_CONNECTIONS - 2)]
-    _Listener("--metrics-address", _ANY, runner)._connect()
-    oldest[1].transport.abort.assert_called_once_with()
-    oldest[2].transport.abort.assert_not_called()
+async def test_responses_that_are_not_read_take_little_memory(agent: _Agent) -> None:
+    pages = replace(agent.pages, status=lambda: {"message": "long " * (_MOST_UNSENT_BYTES // 20)})
+    async with _served(pages) as server:
+        clients = []
+        for _ in range(8):
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            client.connect(("127.0.0.1", _ports(server)[0]))
+            client.sendall(b"GET /status HTTP/1.1\r\nHost: a\r\n\r\n")
+            clients.append(client)
+        url = f"http://127.0.0.1:{_ports(server)[0]}"
+        assert (await _get(f"{url}/status"))[0] == (await _get(f"{url}/healthz"))[0] == 200
+        connected = server._listeners[0]._runner.server.connections  # type: ignore[union-attr] # it runs
+        unsent = [one.transport.get_write_buffer_size() for one in connected if one.transport is not None]
+        assert 0 < sum(unsent) <= _MOST_UNSENT_BYTES
+        for client in clients:
+            client.close()
 
 
 @pytest.mark.parametrize("flag", ["--metrics-address", "--status-address"])

@@ -197,12 +197,15 @@ class _SlowKind(ScriptedKind):
 
 @pytest.mark.parametrize(
     ("limit", "waiting", "ready", "seconds"),
-    [(1, 100, 1, 10), (None, 1, 500, 20), pytest.param(None, 700, 1, 30, marks=pytest.mark.thorough)],
+    [(1, 300, 2, 40), (None, 1, 500, 20), pytest.param(None, 700, 1, 30, marks=pytest.mark.thorough)],
 )
 async def test_what_is_not_ready_and_due_again_holds_back_no_other(
     limit: int | None, waiting: int, ready: int, seconds: float
 ) -> None:
-    """The checks of a pass, or of all before the one that is ready, take longer than the pause of each."""
+    """The checks of a pass, or of all before the one that is ready, take longer than the pause of each.
+
+    One for which the quota has no room is reported as queued.
+    """
     scene = open_scene(limit=limit)
     scene.kind = _SlowKind()
     not_ready = Admission(AdmissionState.PENDING, PendingReason.SNAPSHOT_NOT_READY, "not ready yet", indefinite=True)
@@ -213,6 +216,8 @@ async def test_what_is_not_ready_and_due_again_holds_back_no_other(
         scene.add(f"b-{number:03}")
     async with scene.dispatching():
         await scene.until(lambda: scene.accepted[:1] == ["b-000"], seconds=seconds)
+        if limit is not None:
+            await scene.until(lambda: scene.reason("b-001") == PendingReason.QUEUED, seconds=seconds)
 
 
 async def test_reservations_of_a_crashed_leader_are_accepted_oldest_first() -> None:

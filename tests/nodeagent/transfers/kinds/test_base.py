@@ -197,7 +197,7 @@ async def test_no_field_is_lost_when_a_transfer_is_written(version: str, kind: s
     raw["status"] = {"phase": "New", "progress": {}}
     adapted, kube = bare(ADAPTERS[kind]), FakeKube()
     stored: JsonDict = kube.put(raw)
-    writer = StatusWriter(KubeClient(kube, Retry(HandClock())), HandClock())
+    writer = StatusWriter(KubeClient(kube, Retry(HandClock())), HandClock().now)
     cr: Transfer = adapted.parse(stored)
     for phase in (Phase.ACCEPTED, Phase.PREPARED, Phase.IN_PROGRESS, Phase.COMPLETED):
         cr = await writer.move(adapted, cr, phase, Change({"message": "m", "acceptedByNode": "node-a"}))
