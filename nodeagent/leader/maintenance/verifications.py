@@ -107,17 +107,17 @@ class VerificationSteps:
     async def step(self, repository: BackupRepository, jobs: RepositoryJobs, *, waiting: int) -> Requeue | None:
         """Take a step, given all Jobs and how many repositories are `waiting` for maintenance, which goes first."""
         own, record = jobs.verifying(repository), self._record_of(repository)
-        # Within a second, a Job that was created again after its loss has the time of the first one.
-        stored = {False: record.job, True: record.tests.job}
-        ended, latest = (job for job in own if job.ended), self._cluster.now() + CLOCKS
-        new = [job for job in ended if (stored[bool(job.restores)] or _NEVER) < job.created <= latest]
+        # Not by a time: if a clock was set back, the end of a Job would count as old, and its name block the next one.
+        following = {kind: verification.verification_name(repository, restores=kind) for kind in _DECIDE}
+        new = [job for job in own if job.ended and job.name == following[bool(job.restores)]]
         if new:
             found = await self._read(repository, new[0])
             transfers = [one async for one in self._completed(repository.key.volume_namespace)]
             await self._write(repository, new[0], found, transfers)
             return Requeue(leader_jobs.STEP_SECONDS)
         if job := next((job for job in own if not job.ended), None):
-            return await self._attend(repository, job, given_up=stored[bool(job.restores)] == job.created)
+            last = record.tests.job if job.restores else record.job
+            return await self._attend(repository, job, given_up=last == job.created)
         plan = self._sources.verification()
         if plan is None:
             return None
