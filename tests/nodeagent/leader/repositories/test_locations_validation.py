@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,11 @@ async def test_outside_of_a_pod_no_process_is_started(program: Path) -> None:
     outside = {name: value for name, value in os.environ.items() if name != "KUBERNETES_SERVICE_HOST"}
     assert await ValidationProcess(SystemClock(), outside).validate("default") is None
     assert not program.parent.with_name("started").exists()
+
+
+async def test_where_no_process_can_be_started_a_pod_has_to_find_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    assert await ValidationProcess(SystemClock(), _IN_A_POD).validate("default") is None
 
 
 async def test_the_process_is_ended_when_the_leader_is(program: Path) -> None:
