@@ -396,7 +396,8 @@ def _request_bytes(peak_bytes: int, first_bytes: int) -> int:
     return peak_bytes * 13 // 10 if peak_bytes else first_bytes
 
 
-_DEFAULT_FREQUENCY: Final = timedelta(hours=1)
+DEFAULT_FREQUENCY: Final = timedelta(hours=1)
+"""As a Velero server sets it for kopia. Source: tests/recordings/velero-1.18.2/backuprepository.json."""
 
 
 def record_of(repository: BackupRepository) -> MaintenanceRecord:
@@ -416,8 +417,8 @@ def frequency_of(repository: BackupRepository) -> timedelta:
     try:
         frequency = parse_duration(repository.spec.maintenance_frequency)
     except ValueError:
-        return _DEFAULT_FREQUENCY
-    return frequency if frequency > timedelta() else _DEFAULT_FREQUENCY
+        return DEFAULT_FREQUENCY
+    return frequency if frequency > timedelta() else DEFAULT_FREQUENCY
 
 
 def full_interval_of(repository: BackupRepository) -> timedelta | None:

@@ -21,7 +21,7 @@ from core.models.storage import BackupRepository
 from core.models.verification import SHARES, Verification, VerificationOutcome, VerifiedShare, VerifiedSnapshot
 from core.text import some_of
 from nodeagent.config.windows import VerificationPlan, Window, is_open, longest_pause, next_start
-from nodeagent.maintenance.restore_tests import JobTrack, RestoreTests
+from nodeagent.maintenance.restore_tests import NEVER, JobTrack, RestoreTests
 from nodeagent.maintenance.rules import CLOCKS, Decision, Hold, retry_delay
 
 _NAME_CHARACTERS: Final = 40
@@ -172,9 +172,8 @@ def choose_shares(view: VerificationView) -> tuple[int, ...]:
 
     These are the ones whose last reading will be a period old when reading may next begin.
     """
-    again, oldest = _begins_again(view), datetime.min.replace(tzinfo=view.now.tzinfo)
-    read = enumerate(view.record.read_at)
-    chosen = [(at or oldest, share) for share, at in read if at is None or at + view.plan.period < again]
+    again, read = _begins_again(view), enumerate(view.record.read_at)
+    chosen = [(at or NEVER, share) for share, at in read if at is None or at + view.plan.period < again]
     return tuple(share for _, share in sorted(chosen))
 
 

@@ -9,7 +9,6 @@ Job is stored is the only thing that keeps it from being taken again.
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import starmap
 from typing import Final
 
@@ -46,7 +45,7 @@ from nodeagent.leader.maintenance.steps import MaintenanceSources
 from nodeagent.maintenance import verification
 from nodeagent.maintenance.jobs import MaintenanceJob, RepositoryJobs, describe_failure, has_started, read_pod
 from nodeagent.maintenance.record import FailureCause
-from nodeagent.maintenance.restore_tests import choose_copy
+from nodeagent.maintenance.restore_tests import NEVER, choose_copy
 from nodeagent.maintenance.rules import CLOCKS, Decision, Hold, decide_memory, find_location_hold, record_of, was_ready
 from nodeagent.maintenance.verification import RepositoryVerification, VerificationView, VerifiedCopy
 from nodeagent.runtime.workqueue import Requeue, Timers
@@ -63,8 +62,6 @@ _MODELS: Final[tuple[tuple[Resource[UncheckedObject], type[Transfer]], ...]] = (
 
 _DECIDE: Final = {False: verification.decide_verification, True: verification.decide_restore_test}
 """By whether it is about a restore test."""
-
-_NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 _NO_ACCOUNT: Final = "nodeagent install --restore-tests makes the account, or restoreTests of the chart"
 _NO_RESULT: Final = "the Job has no result"
@@ -395,7 +392,7 @@ def _copy_of(cr: Transfer, found: VerifiedSnapshot | None) -> VerifiedCopy:
         cr.repository_namespace,
         cr.source_claim or cr.name,
         f"{name} in location {cr.spec.backup_storage_location}",
-        created or _NEVER,
+        created or NEVER,
         found,
         Verification.from_annotations(meta.annotations),
     )

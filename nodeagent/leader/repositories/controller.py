@@ -38,6 +38,7 @@ from exposer.ownership import diagnose_rejection
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.repositories.init_pod import INIT_POD_SELECTOR, InitPods, InitState, read_init_pod, start_init_pod
 from nodeagent.leader.repositories.inputs import CHECK_SECONDS, LocationInputs, RepositoryRetries
+from nodeagent.maintenance.rules import DEFAULT_FREQUENCY
 from nodeagent.metrics import REPOSITORY_READY
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import RepositoryControllerMode
@@ -66,11 +67,6 @@ async def ensure_repository_password(client: KubeClient, namespace: str) -> bool
     return True
 
 
-_DEFAULT_FREQUENCY: Final = timedelta(hours=1)
-"""What a Velero server sets for kopia if no frequency is set.
-
-Source: tests/recordings/velero-1.18.2/backuprepository.json.
-"""
 _NO_FREQUENCY: Final = frozenset({"", "0", "0s"})
 
 _EARLY: Final = timedelta(minutes=10)
@@ -286,7 +282,7 @@ class RepositoryController:
         """Set defaults; a repository that was ready once keeps its values."""
         spec: JsonDict = {}
         if repository.spec.maintenance_frequency in _NO_FREQUENCY:
-            spec["maintenanceFrequency"] = format_duration(max(self.frequency, timedelta()) or _DEFAULT_FREQUENCY)
+            spec["maintenanceFrequency"] = format_duration(max(self.frequency, timedelta()) or DEFAULT_FREQUENCY)
         new = repository.phase is RepositoryPhase.NEW and repository.status.last_maintenance_time is None
         if new and not repository.spec.repository_config and (settings := await self.new_settings()):
             spec["repositoryConfig"] = dict(settings)
