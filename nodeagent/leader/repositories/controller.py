@@ -78,15 +78,17 @@ _WORKERS: Final = 8
 
 
 class _Identity(NamedTuple):
-    """What is kept of a BackupRepository; the rest, such as its history, is read when needed."""
+    """What is kept of a BackupRepository, and whether it was ever Ready; the rest is read when needed."""
 
     name: str
     uid: str
     key: RepositoryKey
+    opened: bool
 
 
 def _identify(raw: RepositoryObject) -> _Identity:
-    return _Identity(raw["metadata"]["name"], raw["metadata"]["uid"], RepositoryKey.of(raw))
+    opened = "lastMaintenanceTime" in (raw.get("status") or {})
+    return _Identity(raw["metadata"]["name"], raw["metadata"]["uid"], RepositoryKey.of(raw), opened)
 
 
 @dataclass(eq=False)
@@ -143,10 +145,11 @@ class RepositoryController:
             group.create_task(self._repositories.run(), name="repositories")
             group.create_task(pods.run(), name="init pods")
             group.create_task(self._inputs.run(), name="inputs of repositories")
+            await self._repositories.synced.wait()
             try:
                 if await self._in_charge():
                     cluster.check_leading()
-                    await ensure_repository_password(cluster.client, self._namespace)
+                    await self._ensure_password()
             except AgentError as e:
                 _log.warning("could not ensure the repository password Secret, will retry: %s", e)
             await self._queue.run(lambda name: self._steps.take(name, self._read_and_reconcile(name)))
@@ -264,7 +267,7 @@ class RepositoryController:
         """Start an init pod. Transfers that need the repository wait for it, instead of failing with the last cause."""
         if not await self._in_charge(fresh=True):
             return Requeue(_SERVER_SECONDS)
-        if await ensure_repository_password(self.cluster.client, self._namespace):
+        if await self._ensure_password():
             inputs = await self._read_inputs(repository)
         change: JsonDict = {}
         if repository.phase is not RepositoryPhase.NEW:
@@ -274,6 +277,15 @@ class RepositoryController:
             repository = await self._patch(repository, change, {names.REPOSITORY_INPUTS_ANNOTATION: inputs})
         self._retries.begin(repository.uid, inputs)
         return await self._start(repository)
+
+    async def _ensure_password(self) -> bool:
+        """Ensure that the Secret exists before the first repository; return whether it did not.
+
+        One that was lost later is not replaced: the password of those that exist is another one, and new ones would be
+        encrypted with what is published.
+        """
+        opened = any(one.opened for one in self._repositories.items())
+        return not opened and await ensure_repository_password(self.cluster.client, self._namespace)
 
     async def _read_inputs(self, repository: BackupRepository) -> str:
         return await self._inputs.of(repository.spec.backup_storage_location, within_seconds=0)

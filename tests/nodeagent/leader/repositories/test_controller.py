@@ -49,6 +49,14 @@ async def test_the_password_secret_is_created_if_absent_and_never_overwritten() 
         await other.until_pod()
     passwords = [secret["data"] for secret in other.kube.objects(SECRETS)][1]
     assert base64.b64decode(passwords["repository-password"]) == b"mine"
+    # It was lost: the default would encrypt new repositories, and open no other.
+    lost = open_scene()
+    meta = lost.repository["metadata"] | {"name": "shop-default-kopia", "uid": "shop"}
+    ready = {"phase": "Ready", "lastMaintenanceTime": "2026-11-21T12:00:30Z"}
+    lost.kube.put(lost.repository | {"metadata": meta, "status": ready})
+    async with lost.running():
+        await lost.until_pod()
+    assert [secret["metadata"]["name"] for secret in lost.kube.objects(SECRETS)] == ["keys"]
 
 
 @pytest.mark.parametrize(
