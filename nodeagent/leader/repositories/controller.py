@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from core.clock import Deadline
 from core.contract import InitResult, parse_result
 from core.errors import AgentError, ContractError, RepositoryError
-from core.kube.client import KubeClient, Selection, select_labels
+from core.kube.client import Selection, select_labels
 from core.kube.errors import AlreadyExistsError, ForbiddenError, InvalidError, KubeError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS, SECRETS
 from core.kube.types import Pod, RepositoryObject
@@ -45,27 +45,6 @@ from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue, run_restarting
 
 _log = logging.getLogger(__name__)
-
-
-async def ensure_repository_password(client: KubeClient, namespace: str) -> bool:
-    """Ensure that the Secret `velero-repo-credentials` exists; return whether it did not.
-
-    To use another password, an operator creates the Secret before the first backup.
-    Source: Velero v1.18, pkg/repository/keys/keys.go (EnsureCommonRepositoryKey).
-    """
-    if await client.read(SECRETS, namespace, names.REPO_CREDENTIALS_SECRET) is not None:
-        return False
-    meta = {"name": names.REPO_CREDENTIALS_SECRET, "namespace": namespace}
-    data = {names.REPO_CREDENTIALS_KEY: base64.b64encode(names.REPO_DEFAULT_PASSWORD.encode()).decode()}
-    try:
-        await client.create(SECRETS, SECRETS.build(meta, type="Opaque", data=data))
-    except AlreadyExistsError:
-        # Created concurrently; that password counts.
-        return True
-    log_fields = fields(kind=SECRETS.kind, namespace=namespace, name=names.REPO_CREDENTIALS_SECRET)
-    _log.info("created the repository password Secret with the default password", extra=log_fields)
-    return True
-
 
 _NO_FREQUENCY: Final = frozenset({"", "0", "0s"})
 
@@ -279,13 +258,23 @@ class RepositoryController:
         return await self._start(repository)
 
     async def _ensure_password(self) -> bool:
-        """Ensure that the Secret exists before the first repository; return whether it did not.
+        """Ensure that the repository password exists before the first repository; return whether it did not.
 
-        One that was lost later is not replaced: the password of those that exist is another one, and new ones would be
-        encrypted with what is published.
+        To use another password, an operator creates the Secret before the first backup. One that was lost later is not
+        replaced: the default opens no repository that exists, and new ones would be encrypted with what is published.
+        Source: Velero v1.18, pkg/repository/keys/keys.go (EnsureCommonRepositoryKey).
         """
+        client, place = self.cluster.client, {"namespace": self._namespace, "name": names.REPO_CREDENTIALS_SECRET}
         opened = any(one.opened for one in self._repositories.items())
-        return not opened and await ensure_repository_password(self.cluster.client, self._namespace)
+        if opened or await client.read(SECRETS, place["namespace"], place["name"]) is not None:
+            return False
+        data = {names.REPO_CREDENTIALS_KEY: base64.b64encode(names.REPO_DEFAULT_PASSWORD.encode()).decode()}
+        # If it was created concurrently, that password counts.
+        with suppress(AlreadyExistsError):
+            await client.create(SECRETS, SECRETS.build(place, type="Opaque", data=data))
+            extra = fields(kind=SECRETS.kind, **place)
+            _log.info("created the repository password Secret with the default password", extra=extra)
+        return True
 
     async def _read_inputs(self, repository: BackupRepository) -> str:
         return await self._inputs.of(repository.spec.backup_storage_location, within_seconds=0)
