@@ -219,7 +219,9 @@ def _find_recorded_hold(view: MaintenanceView) -> Decision | None:
         # What was corrected may be out of sight, such as the owner.
         again = record.last_failure + _IDLE
         if view.now < again:
-            return Decision(Hold.BLOCKED, again)
+            # By the last success: each attempt that fails again would seem to make it due later.
+            due_at = _find_due(changed(view, entries=(), record=replace(record, last_failure=None))).at
+            return Decision(Hold.BLOCKED, again, due_at, _is_overdue(view, due_at))
     return None
 
 
