@@ -79,7 +79,6 @@ class DefinitionCheck:
 
         Source: github.com/velero-io/velero/pull/10576.
         """
-        # Hundreds of repositories may be created at once.
         report = self.report if self._read else await self.refresh()
         return BlockHash.HMAC_SHA256_128 if report.next_velero else None
 

@@ -260,8 +260,7 @@ class RepositoryController:
     async def _ensure_password(self) -> bool:
         """Ensure that the repository password exists before the first repository; return whether it did not.
 
-        To use another password, an operator creates the Secret before the first backup. One that was lost later is not
-        replaced: the default opens no repository that exists, and new ones would be encrypted with what is published.
+        One that was lost later is not replaced: new repositories would be encrypted with the published default.
         Source: Velero v1.18, pkg/repository/keys/keys.go (EnsureCommonRepositoryKey).
         """
         client, place = self.cluster.client, {"namespace": self._namespace, "name": names.REPO_CREDENTIALS_SECRET}
