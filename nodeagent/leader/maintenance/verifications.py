@@ -101,7 +101,7 @@ class VerificationSteps:
             self._held.pop((name, restores), None)
         self._reported.pop(name, None)
 
-    async def step(self, repository: BackupRepository, jobs: RepositoryJobs, *, waiting: int) -> Requeue | None:
+    async def step(self, repository: BackupRepository, jobs: RepositoryJobs, *, waiting: int) -> Requeue:
         """Take a step, given all Jobs and how many repositories are `waiting` for maintenance, which goes first."""
         own, record = jobs.verifying(repository), self._record_of(repository)
         # Not by a time: if a clock was set back, the end of a Job would count as old, and its name block the next one.
@@ -117,7 +117,7 @@ class VerificationSteps:
             return await self._attend(repository, job, given_up=last == job.created)
         plan = self._sources.verification()
         if plan is None:
-            return None
+            return Requeue(leader_jobs.LOOK_AGAIN_SECONDS)
         backups = self._sources.backups(repository.key)
         if backups is None:
             return Requeue(leader_jobs.STEP_SECONDS)

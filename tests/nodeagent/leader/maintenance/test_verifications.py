@@ -213,7 +213,9 @@ async def test_jobs_of_both_kinds_share_the_places_and_nothing_is_verified_unles
     scene = VerificationScene(MaintenanceSwitch.OFF, backups=["uid"])
     async with scene.running():
         await asyncio.sleep(3 * _HOUR)
-    assert scene.jobs == []
+        assert scene.jobs == []
+        scene.verification = VerificationPlan(timedelta(hours=16))
+        await scene.until_job(seconds=2 * MINUTE)
 
 
 @pytest.mark.parametrize("deleting", [False, True])
