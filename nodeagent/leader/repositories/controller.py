@@ -263,15 +263,16 @@ class RepositoryController:
         One that was lost later is not replaced: new repositories would be encrypted with the published default.
         Source: Velero v1.18, pkg/repository/keys/keys.go (EnsureCommonRepositoryKey).
         """
-        client, place = self.cluster.client, {"namespace": self._namespace, "name": names.REPO_CREDENTIALS_SECRET}
+        client, namespace, name = self.cluster.client, self._namespace, names.REPO_CREDENTIALS_SECRET
         opened = any(one.opened for one in self._repositories.items())
-        if opened or await client.read(SECRETS, place["namespace"], place["name"]) is not None:
+        if opened or await client.read(SECRETS, namespace, name) is not None:
             return False
         data = {names.REPO_CREDENTIALS_KEY: base64.b64encode(names.REPO_DEFAULT_PASSWORD.encode()).decode()}
+        secret = SECRETS.build({"name": name, "namespace": namespace}, type="Opaque", data=data)
         # If it was created concurrently, that password counts.
         with suppress(AlreadyExistsError):
-            await client.create(SECRETS, SECRETS.build(place, type="Opaque", data=data))
-            extra = fields(kind=SECRETS.kind, **place)
+            await client.create(SECRETS, secret)
+            extra = fields(kind=SECRETS.kind, namespace=namespace, name=name)
             _log.info("created the repository password Secret with the default password", extra=extra)
         return True
 
