@@ -49,8 +49,7 @@ class DefinitionCheck:
         self._client = client
         self._clock = clock
         self._pod = pod
-        self.report = DefinitionReport()
-        self._read = False
+        self.report, self._read = DefinitionReport(), False
 
     async def run(self) -> None:
         """Check again and again, until canceled."""
