@@ -49,7 +49,7 @@ class DefinitionCheck:
         self._client = client
         self._clock = clock
         self._pod = pod
-        self.report = DefinitionReport()
+        self.report, self._read = DefinitionReport(), False
 
     async def run(self) -> None:
         """Check again and again, until canceled."""
@@ -66,7 +66,7 @@ class DefinitionCheck:
             level = logging.DEBUG if isinstance(e, ForbiddenError) else logging.WARNING
             _log.log(level, "could not check the custom resource definitions, will retry: %s", e)
             return self.report
-        before, self.report = self.report, report
+        before, self.report, self._read = self.report, report, True
         if report.message != before.message and report.warning:
             await self._pod.report("FieldsDropped", report.message, warning=True)
         elif report.message != before.message:
@@ -78,7 +78,8 @@ class DefinitionCheck:
 
         Source: github.com/velero-io/velero/pull/10576.
         """
-        return BlockHash.HMAC_SHA256_128 if (await self.refresh()).next_velero else None
+        report = self.report if self._read else await self.refresh()
+        return BlockHash.HMAC_SHA256_128 if report.next_velero else None
 
 
 @dataclass(frozen=True)

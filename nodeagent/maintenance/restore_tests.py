@@ -25,7 +25,7 @@ _MOST_TESTED: Final = 200
 _MESSAGE_CHARACTERS: Final = 1000
 """The annotation has a few kilobytes, and 60 KiB at most."""
 
-_NEVER: Final = datetime.min.replace(tzinfo=UTC)
+NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def without_future(at: datetime | None, latest: datetime) -> datetime | None:
@@ -120,7 +120,7 @@ def choose_copy(tests: RestoreTests, copies: Iterable[RestorableCopy]) -> Restor
         return newest[tests.tried]
 
     def turn(copy: RestorableCopy) -> tuple[datetime, bool, str]:
-        return tests.tested.get(copy.claim, _NEVER), copy.claim <= tests.tried, copy.claim
+        return tests.tested.get(copy.claim, NEVER), copy.claim <= tests.tried, copy.claim
 
     return min(newest.values(), key=turn, default=None)
 

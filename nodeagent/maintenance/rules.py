@@ -219,7 +219,9 @@ def _find_recorded_hold(view: MaintenanceView) -> Decision | None:
         # What was corrected may be out of sight, such as the owner.
         again = record.last_failure + _IDLE
         if view.now < again:
-            return Decision(Hold.BLOCKED, again)
+            # By the last success: each attempt that fails again would seem to make it due later.
+            due_at = _find_due(changed(view, entries=(), record=replace(record, last_failure=None))).at
+            return Decision(Hold.BLOCKED, again, due_at, _is_overdue(view, due_at))
     return None
 
 
@@ -396,7 +398,8 @@ def _request_bytes(peak_bytes: int, first_bytes: int) -> int:
     return peak_bytes * 13 // 10 if peak_bytes else first_bytes
 
 
-_DEFAULT_FREQUENCY: Final = timedelta(hours=1)
+DEFAULT_FREQUENCY: Final = timedelta(hours=1)
+"""As a Velero server sets it for kopia. Source: tests/recordings/velero-1.18.2/backuprepository.json."""
 
 
 def record_of(repository: BackupRepository) -> MaintenanceRecord:
@@ -416,8 +419,8 @@ def frequency_of(repository: BackupRepository) -> timedelta:
     try:
         frequency = parse_duration(repository.spec.maintenance_frequency)
     except ValueError:
-        return _DEFAULT_FREQUENCY
-    return frequency if frequency > timedelta() else _DEFAULT_FREQUENCY
+        return DEFAULT_FREQUENCY
+    return frequency if frequency > timedelta() else DEFAULT_FREQUENCY
 
 
 def full_interval_of(repository: BackupRepository) -> timedelta | None:

@@ -21,7 +21,7 @@ from core.models.storage import BackupRepository
 from core.models.verification import SHARES, Verification, VerificationOutcome, VerifiedShare, VerifiedSnapshot
 from core.text import some_of
 from nodeagent.config.windows import VerificationPlan, Window, is_open, longest_pause, next_start
-from nodeagent.maintenance.restore_tests import JobTrack, RestoreTests
+from nodeagent.maintenance.restore_tests import NEVER, JobTrack, RestoreTests
 from nodeagent.maintenance.rules import CLOCKS, Decision, Hold, retry_delay
 
 _NAME_CHARACTERS: Final = 40
@@ -38,7 +38,7 @@ class RepositoryVerification(JobTrack, omit_defaults=True):
 
     `at` is the end of the last Job that found something out, by the leader's clock, and `outcome` what it found.
     `shares` has when the Job was created that read each share last, by its number. `damaged` names the first volumes
-    with a damaged copy, which the Job of `damaged_at` found. `memory_bytes` is the memory limit of the next Job after
+    with a damaged copy, which the Job of `damaged_at` found. `memory_bytes` is the memory limit of Jobs after
     one that was out of memory. `restore_tests` are of other Jobs; None: there was none.
     """
 
@@ -172,9 +172,8 @@ def choose_shares(view: VerificationView) -> tuple[int, ...]:
 
     These are the ones whose last reading will be a period old when reading may next begin.
     """
-    again, oldest = _begins_again(view), datetime.min.replace(tzinfo=view.now.tzinfo)
-    read = enumerate(view.record.read_at)
-    chosen = [(at or oldest, share) for share, at in read if at is None or at + view.plan.period < again]
+    again, read = _begins_again(view), enumerate(view.record.read_at)
+    chosen = [(at or NEVER, share) for share, at in read if at is None or at + view.plan.period < again]
     return tuple(share for _, share in sorted(chosen))
 
 
@@ -287,9 +286,11 @@ def after_job(
     """Return the record after the end, `at` by the leader's clock, of the Job that was `created` then.
 
     `damaged` has a text for each volume with a damaged copy. `failure` is why the Job failed; None: it did not.
-    `memory_bytes` is the memory limit of the next Job; None: as usual.
+    `memory_bytes` is the memory limit of those after it; None: as before.
     """
     read = {str(one.share): created for one in shares if 0 <= one.share < SHARES}
+    # No peak is known: without it, every second Job would be out of memory.
+    memory_bytes = memory_bytes or record.memory_bytes
     after = replace(record.ended(created, failure, at), shares=record.shares | read, memory_bytes=memory_bytes)
     if damaged:
         failed = VerificationOutcome.FAILED

@@ -170,15 +170,14 @@ class MaintenanceController:
     async def _maintain(self, steps: MaintenanceSteps, raw: RepositoryObject, jobs: RepositoryJobs) -> Requeue | None:
         if self._switch is MaintenanceSwitch.OFF:
             return None
+        decision: Decision | None = None
         try:
             repository = BackupRepository.parse(raw)
             if not _is_kept(repository):
                 return None
             requeue, decision = await steps.step(repository, jobs)
-        except AgentError:
-            self._note(raw["metadata"]["name"], None)
-            raise
-        self._note(repository.name, decision)
+        finally:
+            self._note(raw["metadata"]["name"], decision)
         self._publish(repository, decision)
         return requeue
 

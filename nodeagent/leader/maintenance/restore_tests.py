@@ -4,7 +4,7 @@ Its pod runs a command of the client (`client.cli.run_restore_test`) with an acc
 schedules do: the agents need no permission for it.
 """
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 from core.kube.resources import JOBS
@@ -16,7 +16,7 @@ from exposer.pod_manifest import Placement
 from exposer.pods import WITHOUT_SIDECAR, AgentImage, MaintenanceRun, build_client_pod, is_reserved_label
 from exposer.settings import ExposeSettings
 from nodeagent.config.windows import VerificationPlan
-from nodeagent.maintenance.restore_tests import RestorableCopy, RestoreTestRequest
+from nodeagent.maintenance.restore_tests import NEVER, RestorableCopy, RestoreTestRequest
 
 _CLEANUP: Final = timedelta(minutes=15)
 """More than the removal of a scratch volume takes."""
@@ -29,8 +29,7 @@ def restorable(cr: Transfer) -> RestorableCopy | None:
     """Return a completed backup as the copy of a volume that may be restored; None: it may not."""
     if not cr.source_claim or cr.deleting or is_damaged(Verification.from_annotations(cr.metadata.annotations)):
         return None
-    created = cr.made_at or datetime.min.replace(tzinfo=UTC)
-    return RestorableCopy(cr.source_claim, created, cr.kind_name, cr.name)
+    return RestorableCopy(cr.source_claim, cr.made_at or NEVER, cr.kind_name, cr.name)
 
 
 def build_restore_test(

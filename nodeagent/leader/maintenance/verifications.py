@@ -9,7 +9,6 @@ Job is stored is the only thing that keeps it from being taken again.
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import starmap
 from typing import Final
 
@@ -46,7 +45,7 @@ from nodeagent.leader.maintenance.steps import MaintenanceSources
 from nodeagent.maintenance import verification
 from nodeagent.maintenance.jobs import MaintenanceJob, RepositoryJobs, describe_failure, has_started, read_pod
 from nodeagent.maintenance.record import FailureCause
-from nodeagent.maintenance.restore_tests import choose_copy
+from nodeagent.maintenance.restore_tests import NEVER, choose_copy
 from nodeagent.maintenance.rules import CLOCKS, Decision, Hold, decide_memory, find_location_hold, record_of, was_ready
 from nodeagent.maintenance.verification import RepositoryVerification, VerificationView, VerifiedCopy
 from nodeagent.runtime.workqueue import Requeue, Timers
@@ -63,8 +62,6 @@ _MODELS: Final[tuple[tuple[Resource[UncheckedObject], type[Transfer]], ...]] = (
 
 _DECIDE: Final = {False: verification.decide_verification, True: verification.decide_restore_test}
 """By whether it is about a restore test."""
-
-_NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 _NO_ACCOUNT: Final = "nodeagent install --restore-tests makes the account, or restoreTests of the chart"
 _NO_RESULT: Final = "the Job has no result"
@@ -104,23 +101,23 @@ class VerificationSteps:
             self._held.pop((name, restores), None)
         self._reported.pop(name, None)
 
-    async def step(self, repository: BackupRepository, jobs: RepositoryJobs, *, waiting: int) -> Requeue | None:
+    async def step(self, repository: BackupRepository, jobs: RepositoryJobs, *, waiting: int) -> Requeue:
         """Take a step, given all Jobs and how many repositories are `waiting` for maintenance, which goes first."""
         own, record = jobs.verifying(repository), self._record_of(repository)
-        # Within a second, a Job that was created again after its loss has the time of the first one.
-        stored = {False: record.job, True: record.tests.job}
-        ended, latest = (job for job in own if job.ended), self._cluster.now() + CLOCKS
-        new = [job for job in ended if (stored[bool(job.restores)] or _NEVER) < job.created <= latest]
+        # Not by a time: if a clock was set back, the end of a Job would count as old, and its name block the next one.
+        following = {kind: verification.verification_name(repository, restores=kind) for kind in _DECIDE}
+        new = [job for job in own if job.ended and job.name == following[bool(job.restores)]]
         if new:
             found = await self._read(repository, new[0])
             transfers = [one async for one in self._completed(repository.key.volume_namespace)]
             await self._write(repository, new[0], found, transfers)
             return Requeue(leader_jobs.STEP_SECONDS)
         if job := next((job for job in own if not job.ended), None):
-            return await self._attend(repository, job, given_up=stored[bool(job.restores)] == job.created)
+            last = record.tests.job if job.restores else record.job
+            return await self._attend(repository, job, given_up=last == job.created)
         plan = self._sources.verification()
         if plan is None:
-            return None
+            return Requeue(leader_jobs.LOOK_AGAIN_SECONDS)
         backups = self._sources.backups(repository.key)
         if backups is None:
             return Requeue(leader_jobs.STEP_SECONDS)
@@ -395,7 +392,7 @@ def _copy_of(cr: Transfer, found: VerifiedSnapshot | None) -> VerifiedCopy:
         cr.repository_namespace,
         cr.source_claim or cr.name,
         f"{name} in location {cr.spec.backup_storage_location}",
-        created or _NEVER,
+        created or NEVER,
         found,
         Verification.from_annotations(meta.annotations),
     )

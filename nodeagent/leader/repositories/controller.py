@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from core.clock import Deadline
 from core.contract import InitResult, parse_result
 from core.errors import AgentError, ContractError, RepositoryError
-from core.kube.client import KubeClient, Selection, select_labels
+from core.kube.client import Selection, select_labels
 from core.kube.errors import AlreadyExistsError, ForbiddenError, InvalidError, KubeError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS, SECRETS
 from core.kube.types import Pod, RepositoryObject
@@ -38,6 +38,7 @@ from exposer.ownership import diagnose_rejection
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.repositories.init_pod import INIT_POD_SELECTOR, InitPods, InitState, read_init_pod, start_init_pod
 from nodeagent.leader.repositories.inputs import CHECK_SECONDS, LocationInputs, RepositoryRetries
+from nodeagent.maintenance.rules import DEFAULT_FREQUENCY
 from nodeagent.metrics import REPOSITORY_READY
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import RepositoryControllerMode
@@ -45,32 +46,6 @@ from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue, run_res
 
 _log = logging.getLogger(__name__)
 
-
-async def ensure_repository_password(client: KubeClient, namespace: str) -> bool:
-    """Ensure that the Secret `velero-repo-credentials` exists; return whether it did not.
-
-    To use another password, an operator creates the Secret before the first backup.
-    Source: Velero v1.18, pkg/repository/keys/keys.go (EnsureCommonRepositoryKey).
-    """
-    if await client.read(SECRETS, namespace, names.REPO_CREDENTIALS_SECRET) is not None:
-        return False
-    meta = {"name": names.REPO_CREDENTIALS_SECRET, "namespace": namespace}
-    data = {names.REPO_CREDENTIALS_KEY: base64.b64encode(names.REPO_DEFAULT_PASSWORD.encode()).decode()}
-    try:
-        await client.create(SECRETS, SECRETS.build(meta, type="Opaque", data=data))
-    except AlreadyExistsError:
-        # Created concurrently; that password counts.
-        return True
-    log_fields = fields(kind=SECRETS.kind, namespace=namespace, name=names.REPO_CREDENTIALS_SECRET)
-    _log.info("created the repository password Secret with the default password", extra=log_fields)
-    return True
-
-
-_DEFAULT_FREQUENCY: Final = timedelta(hours=1)
-"""What a Velero server sets for kopia if no frequency is set.
-
-Source: tests/recordings/velero-1.18.2/backuprepository.json.
-"""
 _NO_FREQUENCY: Final = frozenset({"", "0", "0s"})
 
 _EARLY: Final = timedelta(minutes=10)
@@ -82,15 +57,17 @@ _WORKERS: Final = 8
 
 
 class _Identity(NamedTuple):
-    """What is kept of a BackupRepository; the rest, such as its history, is read when needed."""
+    """What is kept of a BackupRepository, and whether it was ever Ready; the rest is read when needed."""
 
     name: str
     uid: str
     key: RepositoryKey
+    opened: bool
 
 
 def _identify(raw: RepositoryObject) -> _Identity:
-    return _Identity(raw["metadata"]["name"], raw["metadata"]["uid"], RepositoryKey.of(raw))
+    opened = "lastMaintenanceTime" in (raw.get("status") or {})
+    return _Identity(raw["metadata"]["name"], raw["metadata"]["uid"], RepositoryKey.of(raw), opened)
 
 
 @dataclass(eq=False)
@@ -147,10 +124,11 @@ class RepositoryController:
             group.create_task(self._repositories.run(), name="repositories")
             group.create_task(pods.run(), name="init pods")
             group.create_task(self._inputs.run(), name="inputs of repositories")
+            await self._repositories.synced.wait()
             try:
                 if await self._in_charge():
                     cluster.check_leading()
-                    await ensure_repository_password(cluster.client, self._namespace)
+                    await self._ensure_password()
             except AgentError as e:
                 _log.warning("could not ensure the repository password Secret, will retry: %s", e)
             await self._queue.run(lambda name: self._steps.take(name, self._read_and_reconcile(name)))
@@ -268,7 +246,7 @@ class RepositoryController:
         """Start an init pod. Transfers that need the repository wait for it, instead of failing with the last cause."""
         if not await self._in_charge(fresh=True):
             return Requeue(_SERVER_SECONDS)
-        if await ensure_repository_password(self.cluster.client, self._namespace):
+        if await self._ensure_password():
             inputs = await self._read_inputs(repository)
         change: JsonDict = {}
         if repository.phase is not RepositoryPhase.NEW:
@@ -279,6 +257,25 @@ class RepositoryController:
         self._retries.begin(repository.uid, inputs)
         return await self._start(repository)
 
+    async def _ensure_password(self) -> bool:
+        """Ensure that the repository password exists before the first repository; return whether it did not.
+
+        One that was lost later is not replaced: new repositories would be encrypted with the published default.
+        Source: Velero v1.18, pkg/repository/keys/keys.go (EnsureCommonRepositoryKey).
+        """
+        client, namespace, name = self.cluster.client, self._namespace, names.REPO_CREDENTIALS_SECRET
+        opened = any(one.opened for one in self._repositories.items())
+        if opened or await client.read(SECRETS, namespace, name) is not None:
+            return False
+        data = {names.REPO_CREDENTIALS_KEY: base64.b64encode(names.REPO_DEFAULT_PASSWORD.encode()).decode()}
+        secret = SECRETS.build({"name": name, "namespace": namespace}, type="Opaque", data=data)
+        # If it was created concurrently, that password counts.
+        with suppress(AlreadyExistsError):
+            await client.create(SECRETS, secret)
+            extra = fields(kind=SECRETS.kind, namespace=namespace, name=name)
+            _log.info("created the repository password Secret with the default password", extra=extra)
+        return True
+
     async def _read_inputs(self, repository: BackupRepository) -> str:
         return await self._inputs.of(repository.spec.backup_storage_location, within_seconds=0)
 
@@ -286,7 +283,7 @@ class RepositoryController:
         """Set defaults; a repository that was ready once keeps its values."""
         spec: JsonDict = {}
         if repository.spec.maintenance_frequency in _NO_FREQUENCY:
-            spec["maintenanceFrequency"] = format_duration(max(self.frequency, timedelta()) or _DEFAULT_FREQUENCY)
+            spec["maintenanceFrequency"] = format_duration(max(self.frequency, timedelta()) or DEFAULT_FREQUENCY)
         new = repository.phase is RepositoryPhase.NEW and repository.status.last_maintenance_time is None
         if new and not repository.spec.repository_config and (settings := await self.new_settings()):
             spec["repositoryConfig"] = dict(settings)

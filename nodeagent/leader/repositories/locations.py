@@ -79,7 +79,10 @@ class ValidationProcess:
         spec = ValidateLocation(
             backup_storage_location=name, log_level="error", termination_message_path="/dev/stdout", keys_only=True
         )
-        return _judge(name, *await self._run(spec.argv))
+        # The agent may have no other process, or no memory for one.
+        with suppress(OSError):
+            return _judge(name, *await self._run(spec.argv))
+        return None
 
     async def _run(self, argv: list[str]) -> tuple[int | None, str]:
         """Return the exit code, None if it did not end in time, and the termination message."""

@@ -304,6 +304,10 @@ def test_overdue_depends_on_the_repositorys_own_interval() -> None:
     record = with_record(next_quick=NOW - 18 * HOUR, at=NOW - 20 * HOUR, full_interval_seconds=21_600.0)
     view = replace(DUE, record=record, last_maintenance=NOW - 20 * HOUR, running_jobs=1)
     assert decide(view) == Decision(Hold.CONCURRENCY, None, NOW - 18 * HOUR, overdue=True)
+    # However often it is tried again.
+    blocked = replaced(record, blocked_inputs="inputs", last_failure=NOW - HOUR)
+    expected = Decision(Hold.BLOCKED, NOW - HOUR + 7 * DAY, NOW - 18 * HOUR, overdue=True)
+    assert decide(replace(view, record=blocked, entries=failed(19, 1))) == expected
 
 
 @pytest.mark.parametrize(("running", "most", "held"), [(0, 1, False), (1, 1, True), (1, 2, False), (3, 2, True)])

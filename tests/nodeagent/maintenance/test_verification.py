@@ -127,7 +127,7 @@ def test_a_job_that_failed_leaves_what_was_read_and_is_tried_again_later_each_ti
     assert (record.failures, record.memory_bytes, len(record.message)) == (13, 5, 1000)
     assert len(record.to_json()) < 2000
     after = _read(record, NOW + DAY, 4)
-    assert (after.failures, after.memory_bytes, after.message, after.outcome) == (0, None, "", _PASSED)
+    assert (after.failures, after.memory_bytes, after.message, after.outcome) == (0, 5, "", _PASSED)
 
 
 def test_times_of_a_clock_that_was_wrong_hold_nothing() -> None:

@@ -213,24 +213,30 @@ async def test_jobs_of_both_kinds_share_the_places_and_nothing_is_verified_unles
     scene = VerificationScene(MaintenanceSwitch.OFF, backups=["uid"])
     async with scene.running():
         await asyncio.sleep(3 * _HOUR)
-    assert scene.jobs == []
+        assert scene.jobs == []
+        scene.verification = VerificationPlan(timedelta(hours=16))
+        await scene.until_job(seconds=2 * MINUTE)
 
 
-async def test_maintenance_that_waits_goes_before_the_next_verification() -> None:
+@pytest.mark.parametrize("deleting", [False, True])
+async def test_maintenance_that_waits_goes_before_the_next_verification(*, deleting: bool) -> None:
     scene = VerificationScene(MaintenanceSwitch.ON, backups=["uid"], verification=VerificationPlan(timedelta(hours=16)))
     # It is looked at first, and only to be verified; the other one is to be maintained, too.
     first = repository_object(frequency="168h0m0s")
     scene.kube.put(first | {"status": {"phase": "New"}})
-    scene.kube.put(repository_object("shop-default-kopia"))
+    other = scene.kube.put(repository_object("shop-default-kopia"))
     async with scene.running():
         proof = await scene.until_job(seconds=2 * MINUTE)
         scene.start_pod(proof)
         scene.kube.put(first)
         await asyncio.sleep(2 * _HOUR)
         assert len(scene.jobs) == 1
+        if deleting:
+            going = {"finalizers": ["x"], "deletionTimestamp": format_time(NOON)}
+            scene.kube.put(other | {"metadata": other["metadata"] | going})
         scene.end(proof, 0, seal(SnapshotVerification(snapshots=0)))
         job = await scene.next_job()
-        assert "nodeagent.io/verified-repository" not in job["metadata"]["labels"]
+        assert ("nodeagent.io/verified-repository" in job["metadata"]["labels"]) is deleting
 
 
 _ANNOTATION = "nodeagent.io/verification"
@@ -288,7 +294,11 @@ async def test_one_volume_is_restored_in_a_period_and_then_the_next_one(restorin
         assert _claim(await restoring.next_job()) == "logs"
 
 
-async def test_the_end_of_a_test_is_stored_by_the_next_leader(restoring: VerificationScene) -> None:
+@pytest.mark.parametrize("set_back", [False, True], ids=["clocks are right", "the clock was set back"])
+async def test_the_end_of_a_test_is_stored_by_the_next_leader(restoring: VerificationScene, *, set_back: bool) -> None:
+    if set_back:
+        last = {"job": format_time(NOON + timedelta(minutes=10)), "tried": "data"}
+        _store(restoring, restoring.stored | {"restoreTests": last})
     async with restoring.running():
         job = await restoring.next_job()
     await restoring.finish(job, verified_line("two", VerificationOutcome.FAILED, "etc/passwd: owner 7 instead of 0"))

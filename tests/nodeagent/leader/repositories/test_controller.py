@@ -36,19 +36,20 @@ async def test_a_new_repository_becomes_ready_with_the_status_that_velero_writes
     assert scene.reasons() == ["Ready"]
 
 
-async def test_the_password_secret_is_created_if_absent_and_never_overwritten() -> None:
-    async with open_scene().running() as scene:
+@pytest.mark.parametrize(("case", "passwords"), [("absent", [b"static-passw0rd"]), ("set", [b"mine"]), ("lost", [])])
+async def test_the_password_secret_is_created_before_the_first_repository(case: str, passwords: list[bytes]) -> None:
+    scene, name = open_scene(), "velero-repo-credentials"
+    if case == "set":
+        put_secret(scene.kube, name, **{"repository-password": "mine"})
+    if case == "lost":
+        # The default would open no other repository, and encrypt new ones with what is published.
+        meta = scene.repository["metadata"] | {"name": "shop-default-kopia", "uid": "shop"}
+        ready = {"phase": "Ready", "lastMaintenanceTime": "2026-11-21T12:00:30Z"}
+        scene.kube.put(scene.repository | {"metadata": meta, "status": ready})
+    async with scene.running():
         await scene.until_pod()
-    created = [
-        secret for secret in scene.kube.objects(SECRETS) if secret["metadata"]["name"] == "velero-repo-credentials"
-    ]
-    assert base64.b64decode(created[0]["data"]["repository-password"]) == b"static-passw0rd"
-    other = open_scene()
-    put_secret(other.kube, "velero-repo-credentials", **{"repository-password": "mine"})
-    async with other.running():
-        await other.until_pod()
-    passwords = [secret["data"] for secret in other.kube.objects(SECRETS)][1]
-    assert base64.b64decode(passwords["repository-password"]) == b"mine"
+    found = [one["data"] for one in scene.kube.objects(SECRETS) if one["metadata"]["name"] == name]
+    assert [base64.b64decode(one["repository-password"]) for one in found] == passwords
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,11 +58,14 @@ async def test_only_errors_of_storage_count(program: Path, code: int, message: s
     assert await ValidationProcess(SystemClock(), _IN_A_POD).validate("default") == verdict
 
 
-async def test_outside_of_a_pod_no_process_is_started(program: Path) -> None:
+async def test_without_a_process_a_pod_has_to_find_out(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program.write_text(_WAITING)
     outside = {name: value for name, value in os.environ.items() if name != "KUBERNETES_SERVICE_HOST"}
     assert await ValidationProcess(SystemClock(), outside).validate("default") is None
     assert not program.parent.with_name("started").exists()
+    # As if the agent were at its limit of processes.
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    assert await ValidationProcess(SystemClock(), _IN_A_POD).validate("default") is None
 
 
 async def test_the_process_is_ended_when_the_leader_is(program: Path) -> None:
