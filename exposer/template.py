@@ -62,8 +62,8 @@ class AgentTemplate:
         spec = template.get("spec", {})
         container = find_agent(spec.get("containers") or [])
         if container is None or not container.get("image"):
-            own = daemonset.get("metadata") or {}
-            place = f"{own.get('namespace', '')}/{own.get('name', '?')}"
+            own = daemonset["metadata"]
+            place = f"{own.get('namespace', '')}/{own['name']}"
             raise ContractError(f"DaemonSet {place} has no container with an image for data movers")
         volumes = spec.get("volumes") or []
         mounts = container.get("volumeMounts") or []

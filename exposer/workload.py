@@ -335,11 +335,7 @@ _SHOWN: Final = 10
 
 
 def list_pods(host_pods: str) -> frozenset[str]:
-    """Return the names in `host_pods`, a path in the agent's container: UIDs, or hashes of static pods.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return the names in `host_pods`, as the agent has it mounted: UIDs, hashes of static pods; else raise OSError."""
     return frozenset(path.name for path in Path(host_pods).iterdir())
 
 
