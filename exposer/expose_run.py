@@ -342,13 +342,13 @@ async def ensure_cache(run: ExposeRun, cache: CacheVolume | None, *, node: str |
     """
     if cache is None:
         return None
-    owner, claim = run.owner, None
-    if (problem := await _problem_of(run.client, cache)) is None:
-        try:
-            claim = await run.ensure(kube.PERSISTENT_VOLUME_CLAIMS, build_cache_claim(owner, cache, node=node))
-        except (ForbiddenError, InvalidError) as e:
-            # By a quota, a LimitRange or a webhook.
-            problem = str(e)
+    owner = run.owner
+    try:
+        problem, manifest = await _problem_of(run.client, cache), build_cache_claim(owner, cache, node=node)
+        claim = await run.ensure(kube.PERSISTENT_VOLUME_CLAIMS, manifest) if problem is None else None
+    except (ForbiddenError, InvalidError) as e:
+        # By a quota, a LimitRange or a webhook.
+        problem, claim = str(e), None
     if claim is None:
         extra = fields(kind=owner.kind, namespace=owner.namespace, name=owner.name, reason=problem or "")
         _log.warning("cannot create a cache volume, using the node's disk for the cache", extra=extra)

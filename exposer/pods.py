@@ -382,8 +382,9 @@ class AgentImage:
     def of(cls, daemonset: DaemonSet) -> "AgentImage":
         """Return the image of the agents' apps/v1 DaemonSet; raise ContractError if it has none."""
         found = cls.inherited(AgentTemplate.parse(daemonset))
-        container = find_agent(daemonset["spec"]["template"]["spec"]["containers"]) or {}
-        return replace(found, pull_policy=container.get("imagePullPolicy") or "IfNotPresent")
+        container = find_agent(daemonset["spec"]["template"]["spec"]["containers"])
+        policy = container.get("imagePullPolicy") if container else None
+        return replace(found, pull_policy=policy or "IfNotPresent")
 
     @classmethod
     def inherited(cls, template: AgentTemplate) -> "AgentImage":
