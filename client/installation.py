@@ -12,6 +12,7 @@ from core.kube.velero_server import has_velero_server
 from core.models.base import WireModel, parse_time
 from core.models.names import AGENT_DAEMONSET, AGENT_SELECTOR
 from exposer.pod_status import is_ready
+from exposer.template import AgentTemplate, find_agent
 from nodeagent.runtime.settings import Settings, parse_serve
 from nodeagent.runtime.workqueue import work_in_parallel
 
@@ -103,22 +104,22 @@ async def read_ready_image(client: KubeClient, namespace: str, flag: str = "--ag
         raise ConfigError(
             f"DaemonSet {namespace}/{AGENT_DAEMONSET} has no ready agent: nodeagent install --wait says why"
         )
-    return str(daemonset["spec"]["template"]["spec"]["containers"][0]["image"])
+    return AgentTemplate.parse(daemonset).image
 
 
 def serve_words(daemonset: DaemonSet) -> list[str]:
-    """Return the arguments of `serve` in an apps/v1 DaemonSet as JSON dict: its first container is the agent.
+    """Return the arguments of `serve` in an apps/v1 DaemonSet as JSON dict.
 
     Raises:
         ConfigError: it does not start an agent.
     """
-    containers = (daemonset["spec"].get("template") or {}).get("spec", {}).get("containers") or []
-    words = [*containers[0].get("command", []), *containers[0].get("args", [])] if containers else []
+    container = find_agent((daemonset["spec"].get("template") or {}).get("spec", {}).get("containers") or [])
+    words = [*container.get("command", []), *container.get("args", [])] if container else []
     for start in _STARTS:
         for index in range(len(words)):
             if words[index : index + len(start)] == start:
                 return words[index + len(start) :]
-    raise ConfigError("its first container does not start an agent")
+    raise ConfigError("its container does not start an agent")
 
 
 async def explain_velero_server(client: KubeClient, namespace: str, what: str, benefit: str) -> str | None:

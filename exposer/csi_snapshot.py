@@ -147,9 +147,11 @@ class CSISnapshotExposer(MoverExposer):
     async def _ensure_all(self, request: SnapshotRequest, run: ExposeRun) -> Pod:
         content = await self._ensure_content(request, run)
         source = manifests.parse_source_annotation(content)
+        if (request.source_namespace, request.volume_snapshot) == (request.owner.namespace, request.owner.name):
+            # A command gives both the same name: the source's snapshot makes room for the backup's.
+            await self._take_over(request, run, source)
         snapshot = await self._ensure_snapshot(request, run, content, source=source)
-        if pending := await sources.take_over_source(self._client, request, source, run.confirm):
-            raise PendingError(replace(pending, reason=PendingReason.SNAPSHOT_HANDOVER))
+        await self._take_over(request, run, source)
         if pending := manifests.diagnose_snapshot(snapshot, content):
             pending = await self._leave_group(run, content) or pending
             raise PendingError(replace(pending, operation=f"readiness of {snapshot['metadata']['uid']}"))
@@ -194,6 +196,10 @@ class CSISnapshotExposer(MoverExposer):
         source, source_content = await sources.read_source(self._client, request)
         manifest = manifests.build_backup_content(request.owner, source_content, source, by_block=request.by_block)
         return await run.ensure(kube.VOLUME_SNAPSHOT_CONTENTS, manifest)
+
+    async def _take_over(self, request: SnapshotRequest, run: ExposeRun, source: manifests.SnapshotSource) -> None:
+        if pending := await sources.take_over_source(self._client, request, source, run.confirm):
+            raise PendingError(replace(pending, reason=PendingReason.SNAPSHOT_HANDOVER))
 
     async def _ensure_snapshot(
         self,

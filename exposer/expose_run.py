@@ -19,7 +19,7 @@ from typing import Any, Final, Self, TypeVar, cast
 from core.errors import ContractError, ExposeError
 from core.kube import resources as kube
 from core.kube.client import Deletion, KubeClient
-from core.kube.errors import AlreadyExistsError, ForbiddenError, KubeError
+from core.kube.errors import AlreadyExistsError, ForbiddenError, InvalidError, KubeError
 from core.kube.types import ConfigObject, Manifest, Object, ObjectT, VolumeSnapshotContent
 from core.logs import fields
 from core.models.names import BASE_SNAPSHOT_LABEL, COPY_LABEL, OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
@@ -343,11 +343,16 @@ async def ensure_cache(run: ExposeRun, cache: CacheVolume | None, *, node: str |
     if cache is None:
         return None
     owner = run.owner
-    if problem := await _problem_of(run.client, cache):
-        extra = fields(kind=owner.kind, namespace=owner.namespace, name=owner.name, reason=problem)
+    try:
+        problem, manifest = await _problem_of(run.client, cache), build_cache_claim(owner, cache, node=node)
+        claim = await run.ensure(kube.PERSISTENT_VOLUME_CLAIMS, manifest) if problem is None else None
+    except (ForbiddenError, InvalidError) as e:
+        # By a quota, a LimitRange or a webhook.
+        problem, claim = str(e), None
+    if claim is None:
+        extra = fields(kind=owner.kind, namespace=owner.namespace, name=owner.name, reason=problem or "")
         _log.warning("cannot create a cache volume, using the node's disk for the cache", extra=extra)
         return None
-    claim = await run.ensure(kube.PERSISTENT_VOLUME_CLAIMS, build_cache_claim(owner, cache, node=node))
     return cache.within(int(parse_quantity(claim["spec"]["resources"]["requests"]["storage"])) >> 30)
 
 

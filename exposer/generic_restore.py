@@ -35,7 +35,7 @@ from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, PendingErr
 from exposer.pod_manifest import Placement
 from exposer.pods import build_restore_pod
 from exposer.sources import WINDOWS_ONLY, delete_base, leave_to_velero
-from exposer.workload import tolerations_of_consumers
+from exposer.workload import TO_CORDONED_NODE, tolerations_of_consumers
 
 _TARGET_TIMEOUT: Final = timedelta(minutes=2)
 """How long the target PVC may be missing: Velero creates it after the DataDownload.
@@ -123,7 +123,7 @@ class GenericRestoreExposer(MoverExposer):
     async def _ensure_all(self, request: RestoreRequest, run: ExposeRun) -> Pod:
         target = await self._read_target(request, self._client)
         placement = await self._place(request, target, self._client)
-        first = request.owner.attempt == 1
+        first, late = request.owner.attempt == 1, placement.node is not None
         if first and placement.node and await self._is_gone(placement.node):
             raise PendingError(await self._select_again(target, placement.node))
         await ensure_copies(run, request.copies)
@@ -138,12 +138,13 @@ class GenericRestoreExposer(MoverExposer):
             placement = replace(placement, node=None if gone else selected)
         cache = await ensure_cache(run, request.cache, node=placement.node)
         storage = await run.read_storage_access(request.location)
-        if placement.node or request.volume:
-            # The scheduler chose the node of the target's consumer by these. A user who edits the PVC can name another
-            # node, but gets a mover no further than a pod.
+        if late or request.volume:
+            # The scheduler chose the node of the target's consumer by these, and there the volume is. A user who edits
+            # the PVC can name another node, but gets a mover no further than a pod.
             selection = Selection(PODS, request.target_namespace, field_selector="status.phase=Pending")
             tolerations = tolerations_of_consumers(await self._client.list(selection), request.target_claim)
-            placement = replace(placement, tolerations=tolerations)
+            bound = placement.node or request.volume
+            placement = replace(placement, tolerations=(TO_CORDONED_NODE, *tolerations) if bound else tolerations)
         manifest = build_restore_pod(
             request, manifests.volume_mode(claim), placement=placement, storage=storage, cache=cache
         )

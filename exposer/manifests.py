@@ -331,11 +331,6 @@ def diagnose_snapshot(snapshot: VolumeSnapshot, content: VolumeSnapshotContent |
     return Pending(PendingReason.SNAPSHOT_ERROR, f"{place} is not ready: {error}", blocked=True)
 
 
-def is_taken(snapshot: VolumeSnapshot) -> bool:
-    """Return whether the storage has taken the snapshot, and only makes it ready, for hours with some storage."""
-    return bool((snapshot.get("status") or {}).get("creationTime"))
-
-
 GOING_ON: Final = frozenset({"Aborted", "Canceled", "DeadlineExceeded", "Unavailable"})
 """Codes by which a driver has not refused what it was asked for. Source: external-provisioner v6.3, checkError."""
 

@@ -156,13 +156,10 @@ class KeptVolume:
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """The Secrets and ConfigMaps of a volume's namespace that an expose copies, each with its kind: `Secret/token`.
+    """The Secrets and ConfigMaps that an expose copies from `namespace`, the volume's, to the one of `owner`.
 
-    Attributes:
-        owner: the custom resource, whose namespace gets the copies.
-        namespace: the volume's namespace.
-        configured: those that the active settings name.
-        recorded: those that the custom resource was accepted with, by its annotation.
+    `configured` are those that the active settings name, each with its kind: `Secret/token`; `recorded` those that the
+    custom resource was accepted with, by its annotation.
     """
 
     owner: Owner

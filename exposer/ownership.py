@@ -64,18 +64,15 @@ async def create_pod(client: KubeClient, manifest: Manifest) -> Pod:
     """
     meta, spec = manifest["metadata"], manifest["spec"]
     priority_class = spec.get("priorityClassName", "")
-    extra = fields(kind=kube.PODS.kind, namespace=meta["namespace"], name=meta["name"])
     try:
-        created = await client.create(kube.PODS, manifest)
+        return await client.create(kube.PODS, manifest)
     except ForbiddenError as e:
         if not priority_class or NO_PRIORITY_CLASS not in str(e):
             raise
+        extra = fields(kind=kube.PODS.kind, namespace=meta["namespace"], name=meta["name"])
         _log.warning("PriorityClass %s does not exist, creating the pod without it: %s", priority_class, e, extra=extra)
         spec_without = {key: value for key, value in spec.items() if key != "priorityClassName"}
         return await client.create(kube.PODS, manifest | {"spec": spec_without})
-    if priority_class:
-        _log.debug("created pod with PriorityClass %s", priority_class, extra=extra)
-    return created
 
 
 def describe_object(resource: kube.Resource, obj: Object) -> str:

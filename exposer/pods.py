@@ -39,7 +39,7 @@ from exposer.pod_manifest import (
     escape_words,
 )
 from exposer.settings import Alternatives, CacheVolume, ExposeSettings, MoverOptions, StorageAccess
-from exposer.template import AgentTemplate
+from exposer.template import AgentTemplate, find_agent
 
 _SNAPSHOT_GROUP: Final = "snapshot-exposer"
 _RESTORE_GROUP: Final = "generic-restore-exposer"
@@ -380,11 +380,11 @@ class AgentImage:
 
     @classmethod
     def of(cls, daemonset: DaemonSet) -> "AgentImage":
-        """Return the image of the agents' apps/v1 DaemonSet: its first container is the agent."""
-        spec = daemonset["spec"]["template"]["spec"]
-        container = spec["containers"][0]
-        secrets = tuple(one["name"] for one in spec.get("imagePullSecrets") or [])
-        return cls(container["image"], container.get("imagePullPolicy") or "IfNotPresent", secrets)
+        """Return the image of the agents' apps/v1 DaemonSet; raise ContractError if it has none."""
+        found = cls.inherited(AgentTemplate.parse(daemonset))
+        container = find_agent(daemonset["spec"]["template"]["spec"]["containers"])
+        policy = container.get("imagePullPolicy") if container else None
+        return replace(found, pull_policy=policy or "IfNotPresent")
 
     @classmethod
     def inherited(cls, template: AgentTemplate) -> "AgentImage":

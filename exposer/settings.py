@@ -39,14 +39,22 @@ DEFAULT_EXCLUDED: Final = (
     "trident.netapp.io/shareFrom",
     "cdi.kubevirt.io/",
     "k8s.io/Clone",
+    "cleanup.kyverno.io/",
+    "janitor/",
+    "app.kubernetes.io/instance",
+    "applyset.kubernetes.io/",
     "argocd.argoproj.io/",
-    "meta.helm.sh/",
+    "kapp.k14s.io/",
     "kubectl.kubernetes.io/",
+    "meta.helm.sh/",
     "nodeagent.io/",
+    "objectset.rio.cattle.io/",
 )
 """How the keys begin that are left out unless the configuration replaces the list.
 
-The last four name who manages the tenant's object, which is not true of a copy.
+By the ones about cleanup, a copy would be deleted while it is used. The last eight name who manages the tenant's
+object: Argo CD, for one, deletes a copy with its label, since it is declared nowhere and has no owner.
+Source: Kyverno, "Cleanup label"; kube-janitor, README; argoproj/gitops-engine, pkg/cache/cluster.go.
 """
 
 

@@ -57,7 +57,8 @@ async def read_source(
     claim = await _read_existing(reader, kube.PERSISTENT_VOLUME_CLAIMS, namespace, request.source_claim)
     _check_volume(request, claim)
     if pending := manifests.diagnose_snapshot(snapshot):
-        known = pending.blocked or manifests.is_taken(snapshot)
+        # Once the storage has taken it, it only makes it ready, for hours with some storage.
+        known = pending.blocked or (snapshot.get("status") or {}).get("creationTime")
         bound = None if known else await _read_bound(reader, snapshot)
         raise PendingError(manifests.diagnose_snapshot(snapshot, bound) or pending)
     content_name = snapshot["status"]["boundVolumeSnapshotContentName"]

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final, Self
 
 from core.errors import ContractError
-from core.kube.types import Container, DaemonSet, EnvVar, Manifest, Pod, PodSpec, PodToleration, Volume, VolumeMount
+from core.kube.types import Container, DaemonSet, EnvVar, Manifest, Pod, PodToleration, Volume, VolumeMount
 from core.models.names import AGENT_DAEMONSET
 
 DEFAULT_KUBELET_ROOT: Final = "/var/lib/kubelet"
@@ -60,7 +60,11 @@ class AgentTemplate:
         """Return what movers inherit from an apps/v1 DaemonSet; ContractError: it has no container with an image."""
         template = daemonset.get("spec", {}).get("template", {})
         spec = template.get("spec", {})
-        container = _agent_container(daemonset, spec)
+        container = find_agent(spec.get("containers") or [])
+        if container is None or not container.get("image"):
+            own = daemonset["metadata"]
+            place = f"{own.get('namespace', '')}/{own['name']}"
+            raise ContractError(f"DaemonSet {place} has no container with an image for data movers")
         volumes = spec.get("volumes") or []
         mounts = container.get("volumeMounts") or []
         root, host_pods = _host_pods(volumes, mounts)
@@ -99,15 +103,10 @@ class AgentTemplate:
         return replace(self, image=image, pod_fields=fields | _pick(spec, (secret,)))
 
 
-def _agent_container(daemonset: DaemonSet, spec: PodSpec) -> Container:
-    containers = spec.get("containers") or []
-    named = [c for c in containers if c.get("name") == AGENT_DAEMONSET] or containers
-    if not named or not named[0].get("image"):
-        meta = daemonset.get("metadata") or {}
-        place = f"{meta.get('namespace', '')}/{meta.get('name', '?')}"
-        message = f"DaemonSet {place} has no container with an image for data movers"
-        raise ContractError(message)
-    return named[0]
+def find_agent(containers: list[Container]) -> Container | None:
+    """Return the agent's container, whatever sidecars others have put before it: the one of its name, or the first."""
+    named = [one for one in containers if one.get("name") == AGENT_DAEMONSET] or containers
+    return named[0] if named else None
 
 
 def _allowed(marks: dict[str, str] | None, names: tuple[str, ...]) -> dict[str, str]:

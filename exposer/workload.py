@@ -191,7 +191,7 @@ def tolerations_to_stay(pod: Pod) -> tuple[PodToleration, ...]:
     return (ONTO_ANY_NODE, *kept)
 
 
-_CORDON: Final[PodToleration] = {
+TO_CORDONED_NODE: Final[PodToleration] = {
     "key": "node.kubernetes.io/unschedulable",
     "operator": "Exists",
     "effect": "NoSchedule",
@@ -201,7 +201,7 @@ _CORDON: Final[PodToleration] = {
 
 def tolerations_of_consumers(pods: Iterable[Pod], claim: str) -> tuple[PodToleration, ...]:
     """Return the tolerations that let the `pods` that use the PVC `claim` run on a tainted node."""
-    found = [_CORDON]
+    found = list[PodToleration]()
     for pod in pods:
         if all(claim_of(pod, volume) != claim for volume in pod["spec"].get("volumes") or []):
             continue
@@ -335,11 +335,7 @@ _SHOWN: Final = 10
 
 
 def list_pods(host_pods: str) -> frozenset[str]:
-    """Return the names in `host_pods`, a path in the agent's container: UIDs, or hashes of static pods.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return the names in `host_pods`, as the agent has it mounted: UIDs, hashes of static pods; else raise OSError."""
     return frozenset(path.name for path in Path(host_pods).iterdir())
 
 

@@ -29,7 +29,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.types import Manifest, PersistentVolumeClaim, Pod, UncheckedObject
 from core.models.backups import SavedClaim
 from core.models.base import parse_time
-from core.models.names import AGENT_DAEMONSET, BACKUP_LABEL, OBJECT_NAME
+from core.models.names import AGENT_DAEMONSET, BACKUP_LABEL, OBJECT_NAME, OWNER_UID_LABEL
 from core.models.storage import BackupStorageLocation
 from core.text import hinted
 
@@ -191,7 +191,9 @@ async def _read_claims(tools: Session, choice: Choice) -> tuple[dict[ClaimName, 
     """Return the PVCs, and how many others may not be read."""
     client = tools.client
     if not choice.claims:
-        selection = Selection(kube.PERSISTENT_VOLUME_CLAIMS, choice.namespace, label_selector=choice.selector)
+        # In the agents' namespace, others are what transfers read or write for a while.
+        selector = ",".join(filter(None, (choice.selector, f"!{OWNER_UID_LABEL}")))
+        selection = Selection(kube.PERSISTENT_VOLUME_CLAIMS, choice.namespace, label_selector=selector)
         listed = {ClaimName(choice.namespace, raw["metadata"]["name"]): raw for raw in await client.list(selection)}
         if not listed:
             which = f'with the labels "{choice.selector}"' if choice.selector else "at all"

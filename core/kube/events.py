@@ -15,15 +15,12 @@ from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError, UnreachableError
 from core.kube.event_files import MESSAGE_LIMIT_BYTES, write_event
-from core.kube.resources import EVENTS
+from core.kube.resources import EVENTS, LONGEST_NAME
 from core.kube.types import Object
 from core.models.base import CustomResource, WireModel, format_time
 from core.redact import redact
 
 _log = logging.getLogger(__name__)
-
-_NAME_LIMIT: Final = 253
-"""Source: Kubernetes, maximum length of an object's name."""
 
 _ANSWER_SECONDS: Final = 10.0
 """Events may be in an etcd of their own that does not answer, and are not worth a longer wait."""
@@ -77,7 +74,7 @@ class EventRecorder:
         # Unique among the Events of the object, as in client-go: a time in nanoseconds.
         suffix = f".{time.time_ns():x}"
         meta = {
-            "name": about.name[: _NAME_LIMIT - len(suffix)].rstrip("-.") + suffix,
+            "name": about.name[: LONGEST_NAME - len(suffix)].rstrip("-.") + suffix,
             "namespace": about.namespace or _CLUSTER_SCOPED_NAMESPACE,
             **self._labels,
         }

@@ -172,7 +172,7 @@ def collection_path(resource: Resource, namespace: str, *, attempted: str) -> st
     return resource.path(namespace)
 
 
-_LONGEST_NAME: Final = 253
+LONGEST_NAME: Final = 253
 """Source: Kubernetes, the maximum length of an object's name."""
 
 
@@ -196,5 +196,5 @@ def check_form(resource: Resource, obj: JsonDict, *, identity: bool = False) -> 
     if fault:
         meta = obj.get("metadata")
         known = meta if isinstance(meta, dict) else {}
-        place = "/".join(str(known[key])[:_LONGEST_NAME] for key in ("namespace", "name") if key in known)
+        place = "/".join(str(known[key])[:LONGEST_NAME] for key in ("namespace", "name") if key in known)
         raise MalformedObjectError(f"malformed {resource.kind} {place or 'without a name'}: {fault}")

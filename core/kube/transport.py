@@ -267,11 +267,7 @@ is in flight. Source: Linux, tcp(7).
 """
 
 
-class _Socket(Protocol):
-    def setsockopt(self, level: int, name: int, value: int, /) -> None: ...
-
-
-def keep_alive(connection: _Socket) -> None:
+def keep_alive(connection: socket.socket) -> None:
     """Set the options on a TCP socket, connected or not."""
     for (level, name), value in KEEPALIVE_OPTIONS.items():
         connection.setsockopt(level, name, value)

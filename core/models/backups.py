@@ -22,18 +22,16 @@ REPORT_KEY: Final = "_report"
 _BACKLOG: Final = 10
 """From so many waiting copies on, a person is to know: a steady schedule never has one."""
 
-HeldRule = str
-"""Why an expired backup was kept: a value of `client.backups.retention.RetentionRule`."""
-
 
 class HeldBackup(SparseModel, omit_defaults=True):
     """An expired backup that was kept for one volume; `reason` is a sentence, `command` what lets go.
 
-    `namespace` and `claim` are the volume, `created` when the backup was made, `bytes` the size of what the backup has.
+    `rule` is a value of `client.backups.retention.RetentionRule`. `namespace` and `claim` are the volume, `created` is
+    when the backup was made, `bytes` the size of what it has.
     """
 
     backup: str
-    rule: HeldRule
+    rule: str
     reason: str
     namespace: str
     claim: str

@@ -21,7 +21,7 @@ from core.models.names import ATTEMPTS_ANNOTATION
 class Phase(StrEnum):
     """`status.phase` of DataUpload, DataDownload, PodVolumeBackup and PodVolumeRestore.
 
-    Source: Velero v1.18, pkg/apis/velero/v2alpha1/data_upload_types.go. An absent or empty phase reads as NEW.
+    Source: Velero v1.18, pkg/apis/velero/v2alpha1/data_upload_types.go. An absent phase reads as NEW.
     """
 
     NEW = "New"

@@ -80,7 +80,7 @@ class Transfer(CustomResource):
 
     @property
     def phase(self) -> Phase:
-        """`status.phase`; absent and empty read as New."""
+        """`status.phase`; absent reads as New."""
         return self.status.phase or Phase.NEW
 
     @property

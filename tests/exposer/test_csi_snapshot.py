@@ -96,6 +96,19 @@ async def test_an_expose_interrupted_at_any_request_continues(applied: bool) -> 
 
 
 @CUTS
+async def test_a_source_in_the_agents_namespace_may_have_the_name_of_its_transfer(applied: bool) -> None:
+    own = partial(BackupScene, source=("velero", "b1-q9txn"))
+    async for scene in interruptions(own, expose, applied=applied, least=15):
+        await expose(scene)
+        assert scene.world.handles == {HANDLE, "other"}
+        assert scene.world.names() >= EXPOSE_OBJECTS
+        await clean_up(scene)
+        assert scene.world.handles == {"other"}
+        assert EXPOSE_OBJECTS.isdisjoint(scene.world.names())
+        assert scene.world.violations == []
+
+
+@CUTS
 async def test_a_cleanup_interrupted_at_any_request_continues(applied: bool) -> None:
     retained = partial(BackupScene, reclaim="Retain")
     async for scene in interruptions(retained, clean_up, applied=applied, least=20, prepare=expose):

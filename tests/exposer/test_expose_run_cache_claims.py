@@ -82,6 +82,13 @@ async def test_an_unsuitable_class_is_logged_as_a_warning(
     assert [reason in warning for warning in warnings] == [True, True]
 
 
+@pytest.mark.parametrize("status", [403, 422], ids=["quota", "invalid"])
+async def test_a_rejected_cache_volume_is_gone_without(status: int) -> None:
+    scene = Scene("podvolumerestore", cache=CACHE)
+    scene.world.kube.fail_next("POST", "/persistentvolumeclaims", status)
+    assert not is_cached(await expose(scene))
+
+
 @pytest.mark.parametrize(
     ("kind", "blocked", "text"),
     [

@@ -16,7 +16,7 @@ from tests.exposer.support.scenes import HANDLE, BackupScene, RestoreScene
 from tests.exposer.support.steps import claim, clean_up, ensure, expose, volume
 from tests.support.golden import RECORDINGS
 from tests.support.objects import JsonDict
-from tests.support.scripted import answer, rejection, scripted_client, stored
+from tests.support.scripted import rejection, scripted_client, stored
 
 NAME = "b1-q9txn"
 
@@ -133,15 +133,6 @@ async def test_a_restore_into_a_volume_that_velero_has_lent_is_continued_with(po
 
 
 _POD = stored(PODS, metadata={"name": "du-1"}, spec={"priorityClassName": "low", "x": 1})
-
-
-async def test_each_pod_with_a_class_is_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("DEBUG")
-    client = scripted_client(lambda request: answer(json.loads(request.body or b""), 201))
-    assert await create_pod(client, _POD) == _POD
-    (record,) = caplog.records
-    assert (record.levelname, record.message) == ("DEBUG", "created pod with PriorityClass low")
-    assert vars(record)["fields"]["name"] == "du-1"
 
 
 @pytest.mark.parametrize("message", ["exceeded quota", "no PriorityClass with name low was found"])

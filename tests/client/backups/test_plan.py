@@ -53,6 +53,7 @@ async def test_by_block_a_volume_needs_a_snapshot(scene: BackupScene) -> None:
 
 
 async def test_a_selector_chooses_the_claims_of_a_namespace(scene: BackupScene) -> None:
+    scene.put_claim("another-transfers", "fast", labels={"tier": "web", "nodeagent.io/owner-uid": "x"})
     assert await _plan(scene, Choice(namespace="app", selector="tier=web")) == [("files", Method.FS_BACKUP)]
     missing = await _fail(scene, Choice(namespace="app", selector="tier=db"))
     assert missing == 'there is no PVC in namespace app with the labels "tier=db"'

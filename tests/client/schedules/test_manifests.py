@@ -35,7 +35,7 @@ def test_the_objects_of_a_schedule() -> None:
 
 
 def test_the_image_is_that_of_the_agents() -> None:
-    containers = [{"name": "node-agent", "image": "i:2"}, {"name": "other", "image": "x"}]
+    containers = [{"name": "other", "image": "x"}, {"name": "node-agent", "image": "i:2"}]
     pod = {"containers": containers, "imagePullSecrets": [{"name": "p"}]}
     daemonset = only(spec={"template": {"spec": pod}})
     assert AgentImage.of(daemonset) == AgentImage("i:2", "IfNotPresent", ("p",))

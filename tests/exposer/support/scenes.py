@@ -22,14 +22,26 @@ _TAKEN_AT: Final = "2026-11-21T11:00:20Z"
 
 
 class BackupScene:
-    """A PVC with a snapshot that is ready, and a snapshot of another owner."""
+    """A PVC with a snapshot that is ready, and a snapshot of another owner.
 
-    def __init__(self, *, ready: bool = True, mode: str = "Filesystem", policy: str = "Delete", **world: Any) -> None:
+    `source` is namespace and name of the first one.
+    """
+
+    def __init__(
+        self,
+        *,
+        ready: bool = True,
+        mode: str = "Filesystem",
+        policy: str = "Delete",
+        source: tuple[str, str] = ("app", "velero-data-lwkc4"),
+        **world: Any,
+    ) -> None:
         self.world = World(**world)
         self._policy = policy
-        self.request: SnapshotRequest = snapshot_request()
+        self._namespace, name = source
+        self.request: SnapshotRequest = snapshot_request(source_namespace=self._namespace, volume_snapshot=name)
         self._put_claim(mode)
-        self.put_snapshot("velero-data-lwkc4", SOURCE_CONTENT, HANDLE, ready=ready)
+        self.put_snapshot(name, SOURCE_CONTENT, HANDLE, ready=ready)
         self.put_snapshot("bystander", "snapcontent-bystander", "other", ready=True)
         self.world.handles = {HANDLE, "other"}
 
@@ -46,7 +58,12 @@ class BackupScene:
             "resources": {"requests": {"storage": "1Gi"}},
         }
         self.world.put(
-            PERSISTENT_VOLUME_CLAIMS, "data", namespace="app", uid="source-claim", spec=spec, status={"phase": "Bound"}
+            PERSISTENT_VOLUME_CLAIMS,
+            "data",
+            namespace=self._namespace,
+            uid="source-claim",
+            spec=spec,
+            status={"phase": "Bound"},
         )
 
     def put_snapshot(self, name: str, content: str, handle: str, *, ready: bool) -> None:
@@ -55,14 +72,14 @@ class BackupScene:
         self.world.put(
             VOLUME_SNAPSHOTS,
             name,
-            namespace="app",
+            namespace=self._namespace,
             uid=f"uid-{name}",
             creationTimestamp=_TAKEN_AT,
             finalizers=[_BOUND],
             spec={"source": {"persistentVolumeClaimName": "data"}, "volumeSnapshotClassName": "hostpath"},
             status=status if ready else {"readyToUse": False},
         )
-        reference = {"namespace": "app", "name": name, "uid": f"uid-{name}"}
+        reference = {"namespace": self._namespace, "name": name, "uid": f"uid-{name}"}
         self.world.put(
             VOLUME_SNAPSHOT_CONTENTS,
             content,
