@@ -62,7 +62,9 @@ def test_a_report_is_explained_by_its_worst_volume() -> None:
     assert explained.endswith(", and 1 more")
     report = VerificationReport(backup="night", volumes=volumes[:2])
     assert explain_report(report) == "PVC app/data is unverified: no storage"
-    assert explain_report(VerificationReport(backup="night", volumes=volumes[:1])) is None
+    report = VerificationReport(backup="night", volumes=volumes[:1])
+    assert explain_report(report) is None
+    assert explain_report(report, ["not verified: 2 volumes"]) == "not verified: 2 volumes"
 
 
 def test_a_result_that_is_not_recorded_is_no_success() -> None:
