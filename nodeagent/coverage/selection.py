@@ -60,8 +60,8 @@ class Selector(WireModel):
 
 
 _TERM: Final = re.compile(
-    r"\s*(?:(?P<absent>!)\s*(?P<no>[^\s!=,()]+)"
-    r"|(?P<key>[^\s!=,()]+)\s*(?:(?P<sign>==|=|!=)\s*(?P<value>[^\s!=,()]*)|(?P<set>in|notin)\s*\((?P<values>[^()]*)\))?"
+    r"\s*(?:(?P<absent>!)\s*(?P<no>[^\s!=<>,()]+)"
+    r"|(?P<key>[^\s!=<>,()]+)\s*(?:(?P<sign>==|=|!=)\s*(?P<value>[^\s!=<>,()]*)|(?P<set>in|notin)\s*\((?P<values>[^()]*)\))?"
     r")\s*(?:,|$)"
 )
 
