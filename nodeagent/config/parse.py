@@ -363,10 +363,9 @@ def read_config_map(path: str) -> Manifest:
     """
     text = _read(path)
     with Translated(ConfigError, ConfigError, path):
-        found = _config_map_in(text)
-        if found is None:
+        if (found := _config_map_in(text)) is None:
             raise ConfigError("contains 0 ConfigMaps, expected one")
-        return found
+    return found
 
 
 def _read(path: str) -> str:
