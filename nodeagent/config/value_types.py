@@ -172,12 +172,13 @@ HostName = Annotated[
     _schema(f"(?:{_HOST.pattern})?", maxLength=_NAME_LIMIT),
 ]
 
-_ABSOLUTE: Final = _matching(_PATH, 'an absolute path such as "/export/backups"')
+_ABSOLUTE: Final = 'an absolute path such as "/export/backups"'
+_EXPORT: Final = re.compile(rf"/|{_PATH.pattern}")
 
-AbsolutePath = Annotated[StrictStr, _ABSOLUTE, _schema(f"(?:{_PATH.pattern})?")]
-"""A path on a server; empty: none."""
+AbsolutePath = Annotated[StrictStr, _matching(_EXPORT, _ABSOLUTE), _schema(f"(?:{_EXPORT.pattern})?")]
+"""A path on a server, also its root, which is what some services export; empty: none."""
 
-MountPath = Annotated[StrictStr, _ABSOLUTE, AfterValidator(_check_mount_path), _schema(_PATH.pattern)]
+MountPath = Annotated[StrictStr, _matching(_PATH, _ABSOLUTE), AfterValidator(_check_mount_path), _schema(_PATH.pattern)]
 """Where a pod mounts a volume: a directory of its own."""
 
 KeyPrefix = Annotated[
