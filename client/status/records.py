@@ -136,8 +136,8 @@ class TransferRecord(WireModel):
     @property
     def made(self) -> datetime | None:
         """When it was created, which is not before its data, as `Transfer.made_at`."""
-        times = (parse_time(self.created) if self.created else None, self.began, self.completed)
-        return min((time for time in times if time is not None), default=None)
+        times = [time for time in (self.began, self.completed) if time is not None]
+        return min([*times, parse_time(self.created)] if self.created else times, default=None)
 
     @property
     def is_backup(self) -> bool:
