@@ -290,16 +290,17 @@ def config_record(name: str | None, raw: ConfigObject | None) -> tuple[records.C
         parsed = parse_config_map(raw) if raw is not None else parsed
     except ConfigError as e:
         error = str(e)
-    concurrency = parsed.config.load_concurrency
+    concurrency, errors = parsed.config.load_concurrency, (error,) if error else tuple(map(str, parsed.errors))
     record = records.ConfigRecord(
         name=name or "",
         hash=parsed.digest or "",
-        errors=(error,) if error else tuple(map(str, parsed.errors)),
+        errors=errors,
         warnings=tuple(map(str, parsed.notes)),
         slots=concurrency.global_config,
         queue_length=concurrency.prepare_queue_length,
         restores_first=concurrency.restores_first,
-        leave_out_namespaces=None if error else tuple(parsed.config.own.leave_out_namespaces),
+        # Of a document that agents reject, it may be new.
+        leave_out_namespaces=None if errors else tuple(parsed.config.own.leave_out_namespaces),
     )
     return record, concurrency
 

@@ -120,3 +120,5 @@ def test_a_config_map_that_is_missing_or_invalid_has_errors_and_the_default_slot
     meta = {"name": "c", "namespace": "velero"}
     assert "exactly one key" in config_record("c", only(metadata=meta, data={}))[0].errors[0]
     assert config_record("", None)[0].errors == ()
+    rejected = only(metadata=meta, data={"c": '{"podLabels": 1, "nodeagent.io": {"leaveOutNamespaces": ["app"]}}'})
+    assert config_record("c", rejected)[0].leave_out_namespaces is None
