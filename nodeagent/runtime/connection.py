@@ -118,14 +118,12 @@ class ServerTime:
     def __init__(self, inner: Transport, clock: Clock) -> None:
         self._inner = inner
         self._clock = clock
-        self._answered = 0.0
+        self._zero = clock.now() - timedelta(seconds=clock.monotonic())
         self.date: datetime | None = None
 
     def now(self) -> datetime:
         """Return the API server's time, give or take a second; this machine's before the first answer."""
-        if self.date is None:
-            return self._clock.now()
-        return self.date + timedelta(seconds=self._clock.monotonic() - self._answered)
+        return self._zero + timedelta(seconds=self._clock.monotonic())
 
     async def request(self, request: Request) -> Response:
         """Send the request; see `Transport`."""
@@ -135,7 +133,7 @@ class ServerTime:
             with suppress(ValueError, TypeError, OverflowError):
                 date = parsedate_to_datetime(response.date)
                 if date.tzinfo is not None:
-                    self.date, self._answered = date, self._clock.monotonic()
+                    self.date, self._zero = date, date - timedelta(seconds=self._clock.monotonic())
         return response
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
