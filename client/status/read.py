@@ -61,7 +61,8 @@ class StatusReader:
         """Return everything, as far as it can be read."""
         self._unread = []
         namespace = self._namespace
-        reading = asyncio.create_task(self._try(UnreadPart.AGENTS, self._read_agents, ()), name="agents")
+        no_agents = tuple[AgentRecord, ...]()
+        reading = asyncio.create_task(self._try(UnreadPart.AGENTS, self._read_agents, no_agents), name="agents")
         cron_jobs = asyncio.create_task(self._list_cron_jobs(), name="CronJobs")
         rules, agents, transfers, volumes, repositories, locations = await asyncio.gather(
             self._read_rules(reading, lambda: cron_jobs),

@@ -317,7 +317,7 @@ class ClusterSnapshot:
         return build_coverage(self.volumes.plans, copies, self.at, notes, all_copies=not lost, locations=locations)
 
     def slots_of(self, node: str) -> int | None:
-        """Return how many transfers the node runs at a time; None: not known."""
-        if self.is_unread(UnreadPart.CONFIG) or self.is_unread(UnreadPart.NODES):
+        """Return how many transfers the node runs at a time; None: not known, such as of a rejected ConfigMap."""
+        if self.config.errors or self.is_unread(UnreadPart.CONFIG) or self.is_unread(UnreadPart.NODES):
             return None
         return self.slots.get(node, self.config.slots)
