@@ -63,7 +63,7 @@ class VerificationReport(WireModel):
 
 
 def choose_volumes(backup: Backup, claims: Sequence[ClaimName]) -> tuple[list[BackupVolume], list[str]]:
-    """Return the completed volumes of the backup, or of these PVCs, and notes about the others.
+    """Return the completed volumes, or those of these PVCs, as a restore takes them, and notes about the others.
 
     Raises:
         VerificationError: there are none, or a PVC has none; the message names it.
@@ -74,7 +74,7 @@ def choose_volumes(backup: Backup, claims: Sequence[ClaimName]) -> tuple[list[Ba
             raise VerificationError(hinted(f"backup {backup.name} has no PVC {name}", str(name), map(str, known)))
         if not known[name].stored:
             raise VerificationError(f"backup {backup.name}: {known[name].state}")
-    wanted = [known[name] for name in dict.fromkeys(claims)] or backup.volumes
+    wanted = [known[name] for name in dict.fromkeys(claims or known)]
     chosen = [one for one in wanted if one.stored]
     notes = [f"not verified: {one.state}" for one in wanted if not one.stored]
     if backup.missing and not claims:
