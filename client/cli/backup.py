@@ -285,7 +285,7 @@ results:
 
 exit codes:
   0  all volumes passed
-  1  one did not, or could not be verified, or an error of the cluster
+  1  one did not, could not be verified, or is not complete, or an error of the cluster
   2  invalid command line, or the cluster is not reachable
 """
 
@@ -330,7 +330,7 @@ async def _verify(name: str, access: ClusterAccess, form: OutputFormat, **given:
     headers = _WIDE_HEADERS if form is OutputFormat.WIDE else _HEADERS
     rows = [_row(one, wide=form is OutputFormat.WIDE) for one in verified]
     printer.answer(report, form, lambda: printer.table(headers, rows), report.notes)
-    if failure := explain_report(report):
+    if failure := explain_report(report, skipped):
         raise VerificationError(f"backup {name}: {failure}")
 
 

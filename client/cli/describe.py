@@ -73,7 +73,7 @@ async def describe(words: Sequence[str], form: OutputFormat, access: ClusterAcce
 
 def _print(printer: Printer, one: TransferDetails, now: datetime, *, wide: bool) -> None:
     printer.facts(_facts(one, now))
-    if story := tell_story(one, now):
+    if story := list(tell_story(one, now)):
         printer.line(Styled("What happened:", HEADING))
         for sentence in story:
             printer.line(f"  {sentence}")

@@ -10,7 +10,7 @@ import click
 
 from client.cli.options import DURATION, UserCommand, cluster_options, output_option
 from client.cli.output import BAD, GOOD, NONE, WARN, Cell, OutputFormat, Printer, Styled
-from client.status.follow import ProgressRates, StatusFollower
+from client.status.follow import ProgressRates, StatusFollower, pause_after
 from client.status.health import Health, is_managed
 from client.status.read import StatusReader
 from client.status.records import TRANSFER_KINDS, ClusterSnapshot, UnreadPart
@@ -322,7 +322,7 @@ async def _follow(
             rates.observe(snapshot.transfers, snapshot.at)
             views[0] = build_view(snapshot, rates.rate_of)
             show(views[0])
-            await clock.sleep(_REDRAW_SECONDS)
+            await clock.sleep(pause_after(snapshot, _REDRAW_SECONDS))
             left = _QUIET_SECONDS if deadline is None else deadline.remaining_seconds
             await wait_for_event(follower.changed, min(_QUIET_SECONDS, left))
         views[0] = build_view(snapshot, rates.rate_of)

@@ -215,11 +215,9 @@ async def _apply(client: KubeClient, manifest: Manifest, *, force: bool) -> Appl
     before = await _read(client, manifest)
     stored = await client.apply(resource_of(manifest), manifest, manager=MANAGER, force=force)
     if before is None:
-        result = ApplyResult.CREATED
-    else:
-        same = before["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]
-        result = ApplyResult.UNCHANGED if same else ApplyResult.CHANGED
-    return Applied(stored, result)
+        return Applied(stored, ApplyResult.CREATED)
+    same = before["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]
+    return Applied(stored, ApplyResult.UNCHANGED if same else ApplyResult.CHANGED)
 
 
 async def _read(client: KubeClient, manifest: Manifest) -> Object | None:

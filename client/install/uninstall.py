@@ -198,21 +198,13 @@ def refuse_interruption(unfinished: Sequence[str]) -> None:
 
 async def _find_removed(client: KubeClient, namespace: str) -> list[Object]:
     """Return the objects of the installation, DaemonSets first: agents need all others until they end."""
-    ordered: dict[kube.Resource, None] = {}
-    cluster_wide = []
-    for manifest in reversed(build_everything(namespace)):
-        if manifest["kind"] in _KEPT:
-            continue
-        resource = resource_of(manifest)
-        if resource.namespaced:
-            ordered[resource] = None
-        else:
-            cluster_wide.append((resource, manifest["metadata"]["name"]))
+    removed = [one for one in reversed(build_everything(namespace)) if one["kind"] not in _KEPT]
+    known = [(resource_of(one), one["metadata"]["name"]) for one in removed]
     found = []
-    for resource in ordered:
+    for resource in dict.fromkeys(resource for resource, _ in known if resource.namespaced):
         found += await _list(client, resource, namespace, select_labels(wire.PART_OF_LABELS))
-    for resource, name in cluster_wide:
-        stored = await client.read(resource, "", name)
+    for resource, name in known:
+        stored = await client.read(resource, "", name) if not resource.namespaced else None
         if stored is not None and wire.is_ours(stored):
             found.append(stored)
     return found

@@ -251,12 +251,8 @@ def find_stages(one: TransferDetails, now: datetime) -> list[TransferStage]:
     return [TransferStage(name, *times) for (name, _), times in zip(known, pairwise(moments), strict=True)]
 
 
-def tell_story(one: TransferDetails, now: datetime) -> list[str]:
-    """Return what has become of it, a sentence for each step; nothing if it is not known when it was created."""
-    return list(_tell(one, now))
-
-
-def _tell(one: TransferDetails, now: datetime) -> Iterator[str]:
+def tell_story(one: TransferDetails, now: datetime) -> Iterator[str]:
+    """Yield what has become of it, a sentence for each step; nothing if it is not known when it was created."""
     stages = {stage.name: stage for stage in find_stages(one, now)}
     pending, preparing, moving = (stages.get(name) for name in ("pending", "preparing", "moving"))
     if pending is None:

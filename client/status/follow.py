@@ -39,6 +39,9 @@ _VOLUMES_SECONDS: Final = 120.0
 _CLAIMS_PER_SECOND: Final = 20
 """longer for more of them, so that 5,000 take about two requests a minute."""
 
+_TRANSFERS_PER_SECOND: Final = 10_000
+"""Of which views are built: one of 100,000 takes some seconds of a core, in which nothing else is done."""
+
 _OUTDATED_SECONDS: Final = 15.0
 """A watch that has been closed for longer shows a past state: reconnecting takes less."""
 
@@ -242,6 +245,11 @@ class StatusFollower:
             await self._clock.sleep(_RULES_SECONDS)
             if self._moved.is_set() or any(one.unread for one in self._all):
                 return
+
+
+def pause_after(snapshot: ClusterSnapshot, least_seconds: float) -> float:
+    """Return for how long a view of the snapshot stays, whatever changes."""
+    return least_seconds + len(snapshot.transfers) / _TRANSFERS_PER_SECOND
 
 
 def _first_of(group: ExceptionGroup[Exception]) -> Exception:

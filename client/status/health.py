@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from enum import StrEnum
+from operator import itemgetter
 from typing import Final
 
 from client.leader_page import node_of_holder
@@ -263,10 +264,10 @@ def _newest(snapshot: ClusterSnapshot) -> Iterator[Finding]:
     """Yield what is wrong with the newest backups of volumes."""
     newest: dict[tuple[str, str, str], TransferRecord] = {}
     complete = [one for one in snapshot.transfers if one.is_backup and one.phase is Phase.COMPLETED]
-    for one in sorted(complete, key=lambda one: one.made.timestamp() if one.made else 0.0):
-        if is_managed(snapshot, one):
-            # Each pod that mounts a PVC, one after the other, has another name.
-            newest[one.queue, one.claim or one.volume, one.location] = one
+    dated = [(made, one) for one in complete if is_managed(snapshot, one) and (made := one.made) is not None]
+    for _, one in sorted(dated, key=itemgetter(0)):
+        # Each pod that mounts a PVC, one after the other, has another name.
+        newest[one.queue, one.claim or one.volume, one.location] = one
     for (namespace, volume, _), one in newest.items():
         if one.damaged:
             message = f"the newest backup of {namespace}/{volume}, {one.shown}, failed its verification"

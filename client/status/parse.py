@@ -25,6 +25,7 @@ from core.models.verification import Verification
 from nodeagent.config.current import resolve_slots
 from nodeagent.config.keys import LoadConcurrency
 from nodeagent.config.parse import ParsedConfig, parse_config_map
+from nodeagent.coverage.cluster import decode_object
 
 
 class _EndedMarks(WireModel, gc=False):
@@ -225,10 +226,7 @@ class _Pod(WireModel):
 
 def decode_agent(text: msgspec.Raw) -> records.AgentRecord:
     """Return the record of an agent's pod in JSON; ContractError: it does not have the form of a Pod."""
-    try:
-        return _agent_record(msgspec.json.decode(text, type=_Pod))
-    except (ValueError, RecursionError):
-        return agent_record(parse_json(bytes(text)))
+    return _agent_record(decode_object(_Pod, text))
 
 
 def agent_record(raw: object) -> records.AgentRecord:
@@ -292,16 +290,17 @@ def config_record(name: str | None, raw: ConfigObject | None) -> tuple[records.C
         parsed = parse_config_map(raw) if raw is not None else parsed
     except ConfigError as e:
         error = str(e)
-    concurrency = parsed.config.load_concurrency
+    concurrency, errors = parsed.config.load_concurrency, (error,) if error else tuple(map(str, parsed.errors))
     record = records.ConfigRecord(
         name=name or "",
         hash=parsed.digest or "",
-        errors=(error,) if error else tuple(map(str, parsed.errors)),
+        errors=errors,
         warnings=tuple(map(str, parsed.notes)),
         slots=concurrency.global_config,
         queue_length=concurrency.prepare_queue_length,
         restores_first=concurrency.restores_first,
-        leave_out_namespaces=None if error else tuple(parsed.config.own.leave_out_namespaces),
+        # Of a document that agents reject, it may be new.
+        leave_out_namespaces=None if errors else tuple(parsed.config.own.leave_out_namespaces),
     )
     return record, concurrency
 
@@ -316,7 +315,7 @@ def slots_by_node(texts: list[msgspec.Raw], concurrency: LoadConcurrency) -> dic
     Raises:
         ContractError: one does not have the form of a Node.
     """
-    nodes = [_Node.from_json(bytes(text).decode(errors="replace")).metadata for text in texts]
+    nodes = [decode_object(_Node, text).metadata for text in texts]
     return {node.name: resolve_slots(node.labels, concurrency) for node in nodes}
 
 

@@ -136,8 +136,8 @@ class TransferRecord(WireModel):
     @property
     def made(self) -> datetime | None:
         """When it was created, which is not before its data, as `Transfer.made_at`."""
-        times = (parse_time(self.created) if self.created else None, self.began, self.completed)
-        return min((time for time in times if time is not None), default=None)
+        times = [time for time in (self.began, self.completed) if time is not None]
+        return min([*times, parse_time(self.created)] if self.created else times, default=None)
 
     @property
     def is_backup(self) -> bool:
@@ -317,7 +317,7 @@ class ClusterSnapshot:
         return build_coverage(self.volumes.plans, copies, self.at, notes, all_copies=not lost, locations=locations)
 
     def slots_of(self, node: str) -> int | None:
-        """Return how many transfers the node runs at a time; None: not known."""
-        if self.is_unread(UnreadPart.CONFIG) or self.is_unread(UnreadPart.NODES):
+        """Return how many transfers the node runs at a time; None: not known, such as of a rejected ConfigMap."""
+        if self.config.errors or self.is_unread(UnreadPart.CONFIG) or self.is_unread(UnreadPart.NODES):
             return None
         return self.slots.get(node, self.config.slots)

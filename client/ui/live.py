@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from client.repositories import RepositoryReader
 from client.repository_view import NextMaintenance, RepositoryDetails
 from client.status.describe import TransferDetails, TransferReader
-from client.status.follow import ProgressRates, StatusFollower
+from client.status.follow import ProgressRates, StatusFollower, pause_after
 from client.status.health import Finding, Health, Rule, worst
 from client.status.read import StatusReader
 from client.status.records import ClusterSnapshot, RepositoryRecord, Target, TransferRecord
@@ -123,7 +123,7 @@ class Live:
             since = snapshot.at - timedelta(seconds=follower.outdated_seconds)
             self.state, self.error = State(snapshot, self._rates.rate_of, since), None
             await self._announce()
-            await self._clock.sleep(_UPDATE_SECONDS)
+            await self._clock.sleep(pause_after(snapshot, _UPDATE_SECONDS))
             await wait_for_event(follower.changed, _QUIET_SECONDS)
 
     async def _announce(self) -> None:

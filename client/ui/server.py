@@ -327,7 +327,7 @@ class Pages:
         key = (found.kind, found.name)
         moving = next((one for one in state.view.transfers if (one.kind, one.name) == key), None)
         waiting = next((one for one in state.view.pending if (one.kind, one.name) == key), None)
-        timeline, story = build_timeline(found, state.view.at), tell_story(found, state.view.at)
+        timeline, story = build_timeline(found, state.view.at), list(tell_story(found, state.view.at))
         return {"one": found, "moving": moving, "waiting": waiting, "timeline": timeline, "story": story}
 
     async def _node(self, request: web.Request, state: State) -> _Values:

@@ -10,7 +10,7 @@ from client.status.records import TransferRecord
 from client.text import MOST_SECONDS, format_bytes
 from core.models.phases import Phase
 from core.text import format_age
-from nodeagent.coverage.history import HistoryDay
+from nodeagent.coverage.history import HistoryDay, sum_known
 
 WIDTH: Final = 1000.0
 """Of the whole line."""
@@ -176,15 +176,10 @@ def sum_growth(transfers: Iterable[TransferRecord], namespace: str, location: st
             by_day.setdefault(f"{one.completed:%Y-%m-%d}", []).append(one)
     days = [_sum(day, found) for day, found in sorted(by_day.items())[-_DAYS:]]
     backups, total_bytes = sum(one.backups for one in days), sum(one.total_bytes for one in days)
-    return Growth(days, backups, total_bytes, _sum_known(one.new_bytes for one in days))
+    return Growth(days, backups, total_bytes, sum_known(one.new_bytes for one in days))
 
 
 def _sum(day: str, found: list[TransferRecord]) -> GrowthDay:
     moment = int(datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp())
-    new_bytes = _sum_known(one.new_bytes for one in found)
+    new_bytes = sum_known(one.new_bytes for one in found)
     return GrowthDay(day, moment, len(found), sum(one.total_bytes for one in found), new_bytes)
-
-
-def _sum_known(values: Iterable[int | None]) -> int | None:
-    known = [one for one in values if one is not None]
-    return sum(known) if known else None

@@ -63,7 +63,7 @@ class VerificationReport(WireModel):
 
 
 def choose_volumes(backup: Backup, claims: Sequence[ClaimName]) -> tuple[list[BackupVolume], list[str]]:
-    """Return the completed volumes of the backup, or of these PVCs, and notes about the others.
+    """Return the completed volumes, or those of these PVCs, as a restore takes them, and notes about the others.
 
     Raises:
         VerificationError: there are none, or a PVC has none; the message names it.
@@ -74,7 +74,7 @@ def choose_volumes(backup: Backup, claims: Sequence[ClaimName]) -> tuple[list[Ba
             raise VerificationError(hinted(f"backup {backup.name} has no PVC {name}", str(name), map(str, known)))
         if not known[name].stored:
             raise VerificationError(f"backup {backup.name}: {known[name].state}")
-    wanted = [known[name] for name in dict.fromkeys(claims)] or backup.volumes
+    wanted = [known[name] for name in dict.fromkeys(claims or known)]
     chosen = [one for one in wanted if one.stored]
     notes = [f"not verified: {one.state}" for one in wanted if not one.stored]
     if backup.missing and not claims:
@@ -108,12 +108,14 @@ def describe_volume(
     )
 
 
-def explain_report(report: VerificationReport) -> str | None:
-    """Return which volume did not pass, and why, or is not recorded; None: all are right."""
+def explain_report(report: VerificationReport, skipped: Sequence[str] = ()) -> str | None:
+    """Return which volume did not pass, and why, is not recorded, or was skipped; None: all are right."""
     order = (VolumeOutcome.FAILED, VolumeOutcome.UNVERIFIED)
     bad = sorted((one for one in report.volumes if one.outcome in order), key=lambda one: order.index(one.outcome))
     if bad:
         more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
         return f"PVC {bad[0].namespace}/{bad[0].claim} is {bad[0].outcome}: {bad[0].message or 'no cause'}{more}"
     lost = [one for one in report.volumes if one.at is None]
-    return f"the result of PVC {lost[0].namespace}/{lost[0].claim} could not be recorded" if lost else None
+    if lost:
+        return f"the result of PVC {lost[0].namespace}/{lost[0].claim} could not be recorded"
+    return next(iter(skipped), None)

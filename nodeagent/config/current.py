@@ -78,10 +78,8 @@ class CurrentConfig:
 
     def update(self, edited: ParsedConfig) -> bool:
         """Activate an edited document, unless it has errors; return whether that, or why it is not active, is new."""
-        if edited.errors:
-            # The document that the agent started with may have errors; read again, it is no edit.
-            if edited.digest == self.digest and not self.rejected:
-                return False
+        # The document that the agent started with may have errors; read again, it is no edit.
+        if edited.errors and edited.digest != self.digest:
             return self.reject(tuple(map(str, edited.errors)))
         was_rejected = bool(self.rejected)
         self.rejected = ()

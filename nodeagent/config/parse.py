@@ -361,13 +361,11 @@ def read_config_map(path: str) -> Manifest:
     Raises:
         ConfigError: the file cannot be read, or contains no single ConfigMap whose data are strings.
     """
-    manifests = _manifests_in(_read(path))
-    if len(manifests) != 1:
-        raise ConfigError(f"{path}: contains {len(manifests)} ConfigMaps, expected one")
-    data = manifests[0].get("data") or {}
-    if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
-        raise ConfigError(f"{path}: the values of data are not strings")
-    return manifests[0]
+    text = _read(path)
+    with Translated(ConfigError, ConfigError, path):
+        if (found := _config_map_in(text)) is None:
+            raise ConfigError("contains 0 ConfigMaps, expected one")
+    return found
 
 
 def _read(path: str) -> str:
@@ -379,13 +377,21 @@ def document_in(text: str) -> str:
     """Return the configuration document in `text`: `text` itself, or the value in a ConfigMap manifest.
 
     Raises:
-        ConfigError: `text` has several ConfigMaps, or one without exactly one key.
+        ConfigError: `text` has several ConfigMaps, or one without exactly one key, whose value is a string.
     """
+    found = _config_map_in(text)
+    # Anything else is treated as the document, so that parsing it reports what is invalid.
+    return document_of(found) if found is not None else text
+
+
+def _config_map_in(text: str) -> Manifest | None:
     manifests = _manifests_in(text)
     if len(manifests) > 1:
         raise ConfigError(f"contains {len(manifests)} ConfigMaps, expected one")
-    # Anything else is treated as the document, so that parsing it reports what is invalid.
-    return document_of(manifests[0]) if manifests else text
+    data = (manifests[0].get("data") or {}) if manifests else {}
+    if not isinstance(data, dict) or not all(isinstance(one, str) for pair in data.items() for one in pair):
+        raise ConfigError("the keys and values of data are not all strings")
+    return manifests[0] if manifests else None
 
 
 def _manifests_in(text: str) -> list[Manifest]:

@@ -6,7 +6,7 @@ Source: Kubernetes v1.34, apimachinery pkg/util/validation and pkg/apis/meta/v1,
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, Literal, cast
@@ -172,12 +172,13 @@ HostName = Annotated[
     _schema(f"(?:{_HOST.pattern})?", maxLength=_NAME_LIMIT),
 ]
 
-_ABSOLUTE: Final = _matching(_PATH, 'an absolute path such as "/export/backups"')
+_ABSOLUTE: Final = 'an absolute path such as "/export/backups"'
+_EXPORT: Final = re.compile(rf"/|{_PATH.pattern}")
 
-AbsolutePath = Annotated[StrictStr, _ABSOLUTE, _schema(f"(?:{_PATH.pattern})?")]
-"""A path on a server; empty: none."""
+AbsolutePath = Annotated[StrictStr, _matching(_EXPORT, _ABSOLUTE), _schema(f"(?:{_EXPORT.pattern})?")]
+"""A path on a server, also its root, which is what some services export; empty: none."""
 
-MountPath = Annotated[StrictStr, _ABSOLUTE, AfterValidator(_check_mount_path), _schema(_PATH.pattern)]
+MountPath = Annotated[StrictStr, _matching(_PATH, _ABSOLUTE), AfterValidator(_check_mount_path), _schema(_PATH.pattern)]
 """Where a pod mounts a volume: a directory of its own."""
 
 KeyPrefix = Annotated[
@@ -268,6 +269,21 @@ _OF_SETS: Final = frozenset({Operator.IN, Operator.NOT_IN})
 NUMBER_OPERATORS: Final = frozenset({Operator.GREATER, Operator.LESS})
 
 
+def is_met(operator: str, value: str | None, values: Container[str]) -> bool:
+    """Return whether a label meets a requirement with an operator of label selectors; a `value` of None: it is absent.
+
+    Source: Kubernetes v1.34, apimachinery pkg/labels/selector.go (Matches): an absent label meets NotIn.
+    """
+    match operator:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+    return operator == "DoesNotExist" and value is None
+
+
 class Requirement(Section):
     """One of `matchExpressions`."""
 
@@ -296,15 +312,8 @@ class Requirement(Section):
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Return whether an object with `labels` meets the requirement."""
         value = labels.get(self.key)
-        match self.operator:
-            case Operator.IN:
-                return value in self.values
-            case Operator.NOT_IN:
-                return value not in self.values
-            case Operator.EXISTS:
-                return value is not None
-            case Operator.DOES_NOT_EXIST:
-                return value is None
+        if self.operator not in NUMBER_OPERATORS:
+            return is_met(self.operator, value, self.values)
         try:
             number, bound = int(value or ""), int(self.values[0])
         except ValueError:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import cache
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from core.kube.types import ConfigObject
 from core.models.base import WireModel, to_utc
 from core.models.names import HISTORY_CONFIGMAPS
 from nodeagent.coverage.cluster import VolumeKey
+
+_Number = TypeVar("_Number", int, float)
 
 HISTORY_DAYS: Final = 90
 """Days that are shown, today among them."""
@@ -253,13 +255,15 @@ class VolumeHistory:
 
 def _sum_day(day: int, rows: Collection["array[int]"]) -> HistoryDay:
     new, size, seconds = (
-        _sum_known(row[day % _BLOCK_DAYS + what * _BLOCK_DAYS] for row in rows) for what in (_NEW, _SIZE, _SECONDS)
+        sum_known(_decode(row[day % _BLOCK_DAYS + what * _BLOCK_DAYS]) for row in rows)
+        for what in (_NEW, _SIZE, _SECONDS)
     )
     return HistoryDay(day=date.fromordinal(day), new_bytes=new, total_bytes=size, seconds=seconds)
 
 
-def _sum_known(codes: Iterable[int]) -> float | None:
-    known = [value for code in codes if (value := _decode(code)) is not None]
+def sum_known(values: Iterable[_Number | None]) -> _Number | None:
+    """Return the sum of those that are known; None: none is."""
+    known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 

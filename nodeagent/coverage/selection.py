@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from core.models.base import ObjectMeta, Time, WireModel
+from nodeagent.config.value_types import is_met
 from nodeagent.coverage.cluster import ClusterVolumes, PodVolume, VolumeClaim, VolumeKey, WorkloadPod
 from nodeagent.coverage.policies import Policies, PolicyAction
 
@@ -29,18 +30,8 @@ class LabelRequirement(WireModel):
     values: list[str] = msgspec.field(default_factory=list)
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether the labels meet it; an object without the key meets NotIn."""
-        value = labels.get(self.key)
-        match self.operator:
-            case "In":
-                return value in self.values
-            case "NotIn":
-                return value not in self.values
-            case "Exists":
-                return value is not None
-            case "DoesNotExist":
-                return value is None
-        return False
+        """Return whether the labels meet it; with an operator that is none, no labels do."""
+        return is_met(self.operator, labels.get(self.key), self.values)
 
 
 class Selector(WireModel):
@@ -60,8 +51,8 @@ class Selector(WireModel):
 
 
 _TERM: Final = re.compile(
-    r"\s*(?:(?P<absent>!)\s*(?P<no>[^\s!=,()]+)"
-    r"|(?P<key>[^\s!=,()]+)\s*(?:(?P<sign>==|=|!=)\s*(?P<value>[^\s!=,()]*)|(?P<set>in|notin)\s*\((?P<values>[^()]*)\))?"
+    r"\s*(?:(?P<absent>!)\s*(?P<no>[^\s!=<>,()]+)"
+    r"|(?P<key>[^\s!=<>,()]+)\s*(?:(?P<sign>==|=|!=)\s*(?P<value>[^\s!=<>,()]*)|(?P<set>in|notin)\s*\((?P<values>[^()]*)\))?"
     r")\s*(?:,|$)"
 )
 

@@ -189,7 +189,7 @@ def _plan_claim(
     reason, note = meta.annotations.left_out, None
     allowed = namespace in (leave_out_namespaces or ())
     if reason and leave_out_namespaces is None:
-        note = f"whether its annotation {EXCLUDE_ANNOTATION} counts is not known: the configuration cannot be read"
+        note = f"whether its annotation {EXCLUDE_ANNOTATION} counts is not known: the configuration cannot be used"
     elif reason and not allowed:
         note = f"its annotation {EXCLUDE_ANNOTATION} does not count: leaveOutNamespaces does not name {namespace}"
     return VolumePlan(

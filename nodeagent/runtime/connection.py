@@ -118,12 +118,12 @@ class ServerTime:
     def __init__(self, inner: Transport, clock: Clock) -> None:
         self._inner = inner
         self._clock = clock
-        self._ahead = timedelta()
+        self._zero = clock.now() - timedelta(seconds=clock.monotonic())
         self.date: datetime | None = None
 
     def now(self) -> datetime:
         """Return the API server's time, give or take a second; this machine's before the first answer."""
-        return self._clock.now() - self._ahead
+        return self._zero + timedelta(seconds=self._clock.monotonic())
 
     async def request(self, request: Request) -> Response:
         """Send the request; see `Transport`."""
@@ -132,8 +132,8 @@ class ServerTime:
             # What HTTP does not allow is ignored, such as a date without a time zone (RFC 9110, 6.6.1).
             with suppress(ValueError, TypeError, OverflowError):
                 date = parsedate_to_datetime(response.date)
-                self._ahead = self._clock.now() - date
-                self.date = date
+                if date.tzinfo is not None:
+                    self.date, self._zero = date, date - timedelta(seconds=self._clock.monotonic())
         return response
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:

@@ -94,7 +94,7 @@ def test_without_the_configuration_it_says_that_annotations_may_count(scene: Sta
     done = shell.run("volumes", "-n", "app", "-o", "wide")
     assert "note: configuration cannot be read: " in done.err
     (row,) = [line for line in done.out.splitlines() if line.startswith("app/data-03 ")]
-    assert "exclude-from-backup counts is not known: the configuration cannot be read" in row
+    assert "exclude-from-backup counts is not known: the configuration cannot be used" in row
 
 
 def test_the_volumes_of_one_namespace_need_its_permissions_alone(scene: StatusScene, shell: Shell) -> None:

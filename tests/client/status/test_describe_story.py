@@ -54,7 +54,7 @@ BEGAN = [
     ids=["completed", "failed", "canceled early", "pending", "not known"],
 )
 def test_each_step_that_is_known_is_a_sentence(one: TransferDetails, story: list[str]) -> None:
-    assert tell_story(one, NOW) == story
+    assert list(tell_story(one, NOW)) == story
 
 
 @pytest.mark.parametrize("accepted", [None, -90, -30, 10])
@@ -76,5 +76,5 @@ def test_a_transfer_without_a_data_path_did_not_begin_to_move_data(accepted: str
     raw = data_upload(status={"phase": phase, "message": "why", "acceptedTimestamp": accepted} | times)
     raw["metadata"]["creationTimestamp"] = "2026-11-21T11:00:00Z"
     one = TransferDetails.of(transfer_record(kind_named("du"), raw), **_facts(DataUpload.parse(raw), []))
-    assert tell_story(one, NOW)[1:] == [*([BEGAN[1]] if accepted else []), end]
+    assert list(tell_story(one, NOW))[1:] == [*([BEGAN[1]] if accepted else []), end]
     assert "InProgress" not in [moment.what for moment in one.history]

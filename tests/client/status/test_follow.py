@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from client.status.follow import StatusFollower
+from client.status.follow import StatusFollower, pause_after
 from client.status.health import Health, judge, worst
 from client.status.records import ClusterSnapshot, TransferRecord, UnreadPart
 from core.kube.errors import UnauthorizedError, UnreachableError
 from tests.client.support.status_scene import StatusScene, transfer
 from tests.nodeagent.support.volume_scene import a_claim
-from tests.support.clock import LoopClock
+from tests.support.clock import NOON, LoopClock
 
 pytestmark = pytest.mark.looptime
 
@@ -51,6 +51,11 @@ async def test_the_first_snapshot_is_what_a_read_returns(scene: StatusScene) -> 
         assert found.unread == ()
 
     await _run(scene, work)
+
+
+def test_a_view_of_many_transfers_stays_longer() -> None:
+    one = TransferRecord(kind="DataUpload", namespace="velero", name="du")
+    assert pause_after(ClusterSnapshot("velero", NOON, transfers=(one,) * 20_000), 1.0) == 3.0
 
 
 async def test_a_change_is_seen_without_a_list_or_a_get(scene: StatusScene) -> None:

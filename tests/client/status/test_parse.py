@@ -14,11 +14,12 @@ from client.status.parse import (
     lease_record,
     transfer_record,
 )
-from client.status.records import TRANSFER_KINDS, TransferKind, copy_of
+from client.status.records import TRANSFER_KINDS, ClusterSnapshot, TransferKind, copy_of
 from core.errors import ContractError
 from core.models.names import label_value
 from core.models.phases import Phase
 from tests.client.support.status_scene import transfer
+from tests.support.clock import NOON
 from tests.support.objects import only
 
 _each_kind = pytest.mark.parametrize("kind", TRANSFER_KINDS, ids=lambda kind: kind.name)
@@ -120,3 +121,6 @@ def test_a_config_map_that_is_missing_or_invalid_has_errors_and_the_default_slot
     meta = {"name": "c", "namespace": "velero"}
     assert "exactly one key" in config_record("c", only(metadata=meta, data={}))[0].errors[0]
     assert config_record("", None)[0].errors == ()
+    rejected = only(metadata=meta, data={"c": '{"podLabels": 1, "nodeagent.io": {"leaveOutNamespaces": ["app"]}}'})
+    config, _ = config_record("c", rejected)
+    assert (config.leave_out_namespaces, ClusterSnapshot("velero", NOON, config=config).slots_of("a")) == (None, None)

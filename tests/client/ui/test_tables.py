@@ -31,6 +31,11 @@ def _names(chosen: TransferFilter, *records: TransferRecord) -> list[str]:
     return [one.name for one in tables.choose_transfers(snapshot, build_view(snapshot), chosen).cut.rows]
 
 
+def _verified(hour: int, outcome: VerificationOutcome = VerificationOutcome.PASSED) -> Verification:
+    return Verification(at=_NOON.replace(hour=hour), outcome=outcome)
+
+
+_DAMAGED = _verified(11, VerificationOutcome.FAILED)
 _RECORDS = (
     _record("new", hour=4),
     _record("moving", Phase.IN_PROGRESS, 3, node="b"),
@@ -91,10 +96,21 @@ def test_volumes_that_need_attention_come_first() -> None:
         _record("bad", Phase.FAILED, 5, volume="broken"),
         _record("never", Phase.FAILED, 5, volume="never"),
         _record("restored", Phase.COMPLETED, 6, kind="DataDownload", volume="never"),
+        _record("damaged", Phase.COMPLETED, 9, volume="damaged", verification=_DAMAGED),
+        _record("before", Phase.COMPLETED, 2, volume="before", verification=_DAMAGED),
+        _record("after", Phase.COMPLETED, 8, volume="before"),
     ]
-    found = [(row.volume, row.last and row.last.name, row.failed and row.failed.name) for row in list_volumes(records)]
-    attention = [("never", None, "never"), ("old", "old", None), ("broken", "good", "bad")]
-    assert found == [*attention, ("fresh", "fresh", None)]
+    rows = list_volumes(records)
+    found = [(row.volume, row.last and row.last.name, row.failed and row.failed.name) for row in rows]
+    assert found == [
+        ("never", None, "never"),
+        ("before", "after", None),
+        ("damaged", "damaged", None),
+        ("old", "old", None),
+        ("broken", "good", "bad"),
+        ("fresh", "fresh", None),
+    ]
+    assert [row.urgent for row in rows] == [True] * 3 + [False] * 3
 
 
 def test_rows_follow_the_states_of_volumes_and_those_without_a_pvc_are_last() -> None:
@@ -118,10 +134,6 @@ def test_rows_follow_the_states_of_volumes_and_those_without_a_pvc_are_last() ->
     ]
 
 
-def _verified(hour: int, outcome: VerificationOutcome = VerificationOutcome.PASSED) -> Verification:
-    return Verification(at=_NOON.replace(hour=hour), outcome=outcome)
-
-
 def test_the_verification_of_an_older_copy_is_not_that_of_the_last_one() -> None:
     old = _record("old", Phase.COMPLETED, 2, verification=_verified(5))
     (row,) = list_volumes([old, _record("last", Phase.COMPLETED, 4)])
@@ -133,18 +145,6 @@ def test_the_verification_of_an_older_copy_is_not_that_of_the_last_one() -> None
     bad = _record("bad", Phase.COMPLETED, 3, verification=_verified(5, VerificationOutcome.FAILED))
     (row,) = list_volumes([bad, old, _record("last", Phase.COMPLETED, 4, verification=_verified(5))])
     assert (row.earlier, row.urgent) == (bad.verification, True)
-
-
-def test_a_copy_that_cannot_be_read_back_is_urgent() -> None:
-    bad = _verified(11, VerificationOutcome.FAILED)
-    records = [
-        _record("old", Phase.COMPLETED, 1, volume="old"),
-        _record("last", Phase.COMPLETED, 9, volume="last", verification=bad),
-        _record("before", Phase.COMPLETED, 2, volume="before", verification=bad),
-        _record("after", Phase.COMPLETED, 8, volume="before"),
-        _record("never", Phase.FAILED, 3, volume="never"),
-    ]
-    assert [row.volume for row in list_volumes(records)] == ["never", "before", "last", "old"]
 
 
 async def _read(scene: StatusScene) -> tuple[StatusView, ClusterSnapshot]:

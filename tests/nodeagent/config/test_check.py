@@ -145,9 +145,10 @@ def test_a_file_is_a_document_or_a_manifest(text: str, document: str) -> None:
     [
         (b"kind: ConfigMap\n---\nkind: ConfigMap\n", "contains 2 ConfigMaps"),
         (b"kind: ConfigMap\n", "exactly one key"),
+        (b"kind: ConfigMap\ndata: {a: {loadConcurrency: {}}}\n", "the keys and values of data are not all strings"),
         (b"\xff\xfe", "cannot be read"),
     ],
-    ids=["two", "empty", "binary"],
+    ids=["two", "empty", "object", "binary"],
 )
 def test_a_file_without_a_single_document_is_rejected(content: bytes, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
@@ -277,9 +278,9 @@ def test_a_manifest_of_maintenance_is_checked(run: _Command) -> None:
     [
         ("{}", "contains 0 ConfigMaps, expected one"),
         ("kind: ConfigMap\n---\nkind: ConfigMap\n", "contains 2 ConfigMaps, expected one"),
-        ("kind: ConfigMap\ndata: {global: {}}\n", "the values of data are not strings"),
+        ("kind: ConfigMap\ndata: {1: '{}', a: '{}'}\n", "the keys and values of data are not all strings"),
         ("kind: ConfigMap\ndata: []\n", ""),
-        ("kind: ConfigMap\ndata: [a]\n", "the values of data are not strings"),
+        ("kind: ConfigMap\ndata: [a]\n", "the keys and values of data are not all strings"),
     ],
 )
 def test_what_is_no_manifest_is_not_checked(run: _Command, text: str, problem: str) -> None:

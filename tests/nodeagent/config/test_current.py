@@ -144,6 +144,11 @@ async def test_an_invalid_configuration_at_start_is_recorded_as_an_event_once() 
         assert [reason for reason, _ in scene.board.recorded] == ["ConfigInvalid"]
         assert scene.slots == 1
         assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 0.0']
+        # It is the active document, also once it is there again.
+        await scene.edit('["other"]')
+        await scene.edit(_text('"x"'))
+        assert [reason for reason, _ in scene.board.recorded[1:]] == ["ConfigRejected", "ConfigActivated"]
+        assert not scene.current.valid
 
 
 _JSON = st.recursive(

@@ -42,10 +42,12 @@ def test_a_shared_volume_is_a_claim_or_a_directory_of_a_server() -> None:
     volumes = [
         {"mountPath": "/backups", "persistentVolumeClaim": "shared"},
         {"mountPath": "/far/away", "nfs": {"server": "10.0.0.1", "path": "/export/backups"}},
+        {"mountPath": "/root-of-a-service", "nfs": {"server": "fs-1.example.com", "path": "/"}},
     ]
     assert [volume.to_wire() for volume in _parse(repositoryVolumes=volumes).repository_volumes] == [
         {"persistentVolumeClaim": {"claimName": "shared"}},
         {"nfs": {"server": "10.0.0.1", "path": "/export/backups"}},
+        {"nfs": {"server": "fs-1.example.com", "path": "/"}},
     ]
 
 

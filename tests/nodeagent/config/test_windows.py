@@ -33,7 +33,6 @@ BERLIN = "Europe/Berlin"
 @pytest.mark.parametrize(
     ("schedule", "plain"),
     [
-        ("0 22 * * *", "0 22 * * *"),
         ("  0\t22 * *   * ", "0 22 * * *"),
         ("*/15 0-6/2 1,15 JAN-mar Mon-Fri", "0,15,30,45 0,2,4,6 1,15 1,2,3 1,2,3,4,5"),
         ("0 0 ? * ?", "0 0 * * *"),
@@ -42,9 +41,6 @@ BERLIN = "Europe/Berlin"
         ("5-5/10 3/12 * * SUN", "5 3,15 * * 0"),
         ("@weekly", "0 0 * * 0"),
         ("@hourly", "0 * * * *"),
-        ("@annually", "0 0 1 1 *"),
-        ("@monthly", "0 0 1 * *"),
-        ("@daily", "0 0 * * *"),
         ("0 0 29 2 *", "0 0 29 2 *"),
     ],
 )
@@ -56,8 +52,6 @@ def test_a_schedule_is_read_as_cron_jobs_read_it(schedule: str, plain: str) -> N
     ("schedule", "problem"),
     [
         ("", "found 0 instead of 5 fields"),
-        ("0 22 * *", "found 4 instead of 5 fields"),
-        ("0 0 22 * * *", "found 6 instead of 5 fields"),
         ("@every 6h", "found 2 instead of 5 fields"),
         ("@reboot", "found 1 instead of 5 fields"),
         ("@Daily", "found 1 instead of 5 fields"),
@@ -67,9 +61,6 @@ def test_a_schedule_is_read_as_cron_jobs_read_it(schedule: str, plain: str) -> N
         ("0 22 0 * *", "0 is not from 1 to 31"),
         ("0 22 * 13 *", "13 is not from 1 to 12"),
         ("0 22 * * 7", "7 is not from 0 to 6"),
-        ("0 22 * * MONDAY", "not a number, range or step"),
-        ("0 22 L * *", "not a number, range or step"),
-        ("0 22 * * 5L", "not a number, range or step"),
         ("0 22 * * MON#1", "not a number, range or step"),
         ("0 22 * jun-xyz *", 'not a name: "xyz"'),
         ("0 22,,23 * * *", "not a number, range or step"),
@@ -95,7 +86,6 @@ def test_what_is_no_time_zone_is_rejected(name: str) -> None:
     [
         ("2026-07-01T21:59:59.999", False),
         ("2026-07-01T22:00:00", True),
-        ("2026-07-01T22:00:00.5", True),
         ("2026-07-02T00:00:00", True),
         ("2026-07-02T03:59:59.999", True),
         ("2026-07-02T04:00:00", False),
@@ -128,17 +118,9 @@ def test_of_several_windows_one_is_enough_and_the_first_one_opens_next() -> None
 
 
 def test_a_day_of_the_month_and_one_of_the_week_are_alternatives_unless_one_is_any() -> None:
-    assert starts(window("0 0 13 * FRI", HOURS), "2026-11-01T00:00:00", 4) == [
-        "11-06T00:00",
-        "11-13T00:00",
-        "11-20T00:00",
-        "11-27T00:00",
-    ]
-    assert starts(window("0 0 */10 * FRI", HOURS), "2026-11-01T00:00:00", 3) == [
-        "11-06T00:00",
-        "11-11T00:00",
-        "11-13T00:00",
-    ]
+    either, both = (starts(window(f"0 0 {day} * FRI", HOURS), "2026-11-01T00:00:00", 3) for day in ("13", "*/10"))
+    assert either == ["11-06T00:00", "11-13T00:00", "11-20T00:00"]
+    assert both == ["11-06T00:00", "11-11T00:00", "11-13T00:00"]
 
 
 def test_a_time_zone_moves_the_window_with_the_season() -> None:

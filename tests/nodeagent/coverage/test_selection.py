@@ -284,7 +284,7 @@ def test_a_label_selector(text: str, expected: bool) -> None:
     assert parse_selector(text).matches(LABELS) is expected
 
 
-@pytest.mark.parametrize("text", ["=web", "tier=web env=prod", "tier in web", "tier in (web", "a,,b", "!", "(x)"])
+@pytest.mark.parametrize("text", ["=web", "a=b c=d", "tier in web", "tier in (web", "a,,b", "!", "(x)", "size>5"])
 def test_text_that_is_no_label_selector(text: str) -> None:
     with pytest.raises(ValueError, match="not a label selector"):
         parse_selector(text)

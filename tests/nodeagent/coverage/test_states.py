@@ -121,7 +121,7 @@ def test_a_volume_is_left_out_whatever_is_expected(more: Any, reason: str) -> No
     ("namespaces", "note"),
     [
         (("db",), "does not count: leaveOutNamespaces does not name app"),
-        (None, "counts is not known: the configuration cannot be read"),
+        (None, "counts is not known: the configuration cannot be used"),
     ],
     ids=["elsewhere", "unknown"],
 )

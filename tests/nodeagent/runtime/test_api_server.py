@@ -13,6 +13,7 @@ from core.kube.transport import Request, Response, Retry, Transport
 from core.kube.watch import watch_objects
 from nodeagent.metrics import Metrics
 from nodeagent.runtime.api_server import ClockSkew, LimitedTransport, Outages, RateLimit
+from nodeagent.runtime.connection import ServerTime
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -258,6 +259,14 @@ class Dated(FakeKube):
 
     async def request(self, request: Request) -> Response:
         return Response(200, b"{}", date=DATE)
+
+
+async def test_the_time_of_a_command_passes_while_the_clock_of_the_machine_is_set() -> None:
+    clock = HandClock(skew=-DAY)
+    time = ServerTime(Dated(), clock)
+    await time.request(Request("GET", "/api/v1/pods"))
+    clock.skew, clock.seconds = timedelta(), 60
+    assert time.now() == NOON + timedelta(seconds=60)
 
 
 async def test_every_response_is_compared() -> None:
