@@ -19,7 +19,7 @@ from client.backups.manifests import (
     needs_pods,
 )
 from client.collections.collection import Backups
-from client.collections.models import Backup
+from client.collections.models import Backup, find_difference
 from client.installation import explain_no_agents, explain_velero_server
 from client.session import Session, StepTimeoutError
 from core.errors import AgentError, ConfigError
@@ -255,13 +255,11 @@ def _check_existing(
 ) -> set[ClaimName]:
     """Return the PVCs that have their transfer already; a `lenient` backup may have others."""
     present = {ClaimName(one.namespace, one.claim) for one in backup.volumes}
-    differences = [] if lenient else [f"the volume {name}" for name in sorted(present - claims.keys())]
-    if not lenient and backup.expected not in {None, len(claims)}:
-        differences.append(f"{backup.expected} volumes instead of {len(claims)}")
-    if backup.locations != [request.location]:
-        differences.append(f"the location {', '.join(backup.locations)}")
-    if differences:
-        raise BackupError(f"backup {request.name} exists already, and has {differences[0]}: choose another name")
+    difference = None if lenient else find_difference(backup, set(map(str, claims)))
+    if difference is None and backup.locations != [request.location]:
+        difference = f"the location {', '.join(backup.locations)}"
+    if difference is not None:
+        raise BackupError(f"backup {request.name} exists already, and has {difference}: choose another name")
     return present
 
 

@@ -285,7 +285,7 @@ results:
 
 exit codes:
   0  all volumes passed
-  1  one did not, or could not be verified, or an error of the cluster
+  1  one did not, could not be verified, or is not in the bucket, or an error of the cluster
   2  invalid command line, or the cluster is not reachable
 """
 
@@ -332,6 +332,8 @@ async def _verify(name: str, access: ClusterAccess, form: OutputFormat, **given:
     printer.answer(report, form, lambda: printer.table(headers, rows), report.notes)
     if failure := explain_report(report):
         raise VerificationError(f"backup {name}: {failure}")
+    if skipped:
+        raise VerificationError(f"backup {name} is {backup.phase}: {sum_up_missing(skipped)}")
 
 
 def _row(one: VerifiedVolume, *, wide: bool) -> list[Cell]:

@@ -17,7 +17,7 @@ from client.cli.restore_in_place import InPlaceWish, confirm_and_start, in_place
 from client.collections.collection import Backups, Restores, WaitingPod, cancel_restore, delete_waiting_pods
 from client.collections.models import Restore, RestoreTransfer, explain_end
 from client.installation import explain_velero_server, read_ready_image
-from client.restores.create import check_restore, plan_restore, start_restore
+from client.restores.create import check_name, check_restore, plan_restore, start_restore
 from client.restores.manifests import RequestedRestore
 from client.restores.sources import (
     RestoreError,
@@ -207,6 +207,7 @@ async def _begin(
 ) -> tuple[bool, list[WaitingPod]] | None:
     """Return whether something was created, and the pods that wait; None if the user does not want it."""
     again = _repetition(request.name)
+    await check_name(tools, request, volumes)
     try:
         if in_place is not None:
             begun = await confirm_and_start(

@@ -118,6 +118,9 @@ def test_a_restore_of_what_a_bucket_holds(shell: _Shell) -> None:
     chosen = ("--from-backup", "night", "--from-storage-location", "default", "--pvc", "app/data")
     assert shell.run("restore", "create", "one", *chosen).code == 0
     assert shell.asked == [("default", ()), ("default", ("app",))]
+    more = shell.run("restore", "create", "one", "--from-backup", "night")
+    assert (more.code, len(shell.scene.downloads)) == (1, 2)
+    assert "restore one exists already, and has 1 volumes instead of 2: choose another name" in more.err
 
 
 def test_a_velero_server_is_to_be_asked(shell: _Shell) -> None:

@@ -114,6 +114,14 @@ async def test_another_cron_job_of_the_name_is_left_alone(scene: ScheduleScene) 
         await _delete(scene)
 
 
+@pytest.mark.parametrize("path", ["/namespaces/app/roles", "/cronjobs"])
+async def test_what_cannot_be_created_is_found_before_anything_is(path: str, scene: ScheduleScene) -> None:
+    scene.kube.fail_next("POST", path, 404, message='namespaces "app" not found')
+    with pytest.raises(NotFoundError, match='namespaces "app" not found'):
+        await _create(scene)
+    assert (scene.old.names(SERVICE_ACCOUNTS), _roles(scene)) == (set(), set())
+
+
 @pytest.mark.parametrize("interrupted", range(8))
 async def test_a_deletion_that_was_interrupted_is_repeated(scene: ScheduleScene, interrupted: int) -> None:
     await _create(scene)
