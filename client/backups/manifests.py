@@ -286,7 +286,7 @@ class PlannedVolume:
         """Return the VolumeSnapshot; None: there is none."""
         if not isinstance(self.way, SnapshotWay):
             return None
-        meta = {"name": self.name, "namespace": self.claim.namespace, "labels": self._label}
+        meta = {"name": self.name, "namespace": self.claim.namespace, "labels": self._labels}
         return build_snapshot(meta, self.way.snapshot_class, self.claim.name)
 
     def build_transfer(self) -> Manifest:
@@ -304,18 +304,19 @@ class PlannedVolume:
             annotations[wire.BACKUP_TTL_ANNOTATION] = format_duration(request.ttl)
         if isinstance(self.way, MountingPod):
             annotations[wire.PVC_NAME_ANNOTATION] = self.claim.name
-        schedule = {wire.SCHEDULE_LABEL: wire.label_value(request.schedule)} if request.schedule else {}
         meta: Manifest = {
             "name": self.name,
             "namespace": request.namespace,
-            "labels": {**request.labels, **self._label, **schedule},
+            "labels": {**request.labels, **self._labels},
             "annotations": annotations,
         }
         return self.resource.build(meta, spec=self._spec())
 
     @property
-    def _label(self) -> dict[str, str]:
-        return {wire.BACKUP_LABEL: wire.label_value(self.request.name)}
+    def _labels(self) -> dict[str, str]:
+        request = self.request
+        schedule = {wire.SCHEDULE_LABEL: wire.label_value(request.schedule)} if request.schedule else {}
+        return {wire.BACKUP_LABEL: wire.label_value(request.name), **schedule}
 
     def _spec(self) -> Manifest:
         claim, location = self.claim, self.request.location

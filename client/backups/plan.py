@@ -1,7 +1,7 @@
 """Plans a backup, and creates its objects: every volume is checked before the first one."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -25,11 +25,11 @@ from client.session import Session, StepTimeoutError
 from core.errors import AgentError, ConfigError
 from core.kube import errors
 from core.kube import resources as kube
-from core.kube.client import KubeClient, Selection
+from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.types import Manifest, PersistentVolumeClaim, Pod, UncheckedObject
 from core.models.backups import SavedClaim
 from core.models.base import parse_time
-from core.models.names import AGENT_DAEMONSET, BACKUP_LABEL, OBJECT_NAME
+from core.models.names import AGENT_DAEMONSET, BACKUP_LABEL, OBJECT_NAME, SCHEDULE_LABEL, label_value
 from core.models.storage import BackupStorageLocation
 from core.text import hinted
 
@@ -421,6 +421,25 @@ async def _check_same(tools: Session, volume: PlannedVolume, resource: kube.Reso
 
 async def _has_transfer(tools: Session, volume: PlannedVolume) -> bool:
     return await tools.client.read(volume.resource, volume.request.namespace, volume.name) is not None
+
+
+async def delete_abandoned(tools: Session, schedule: str, namespaces: Iterable[str]) -> None:
+    """Delete the VolumeSnapshots of a schedule whose pods were killed before they made the transfers; name each one."""
+    now = tools.date()
+    selector = select_labels({SCHEDULE_LABEL: label_value(schedule)})
+    for namespace in namespaces:
+        try:
+            for one in await tools.client.list(Selection(kube.VOLUME_SNAPSHOTS, namespace, label_selector=selector)):
+                meta = one["metadata"]
+                if now is None or now - parse_time(meta["creationTimestamp"]) <= _OLDEST_SNAPSHOT:
+                    continue
+                if await tools.client.read(kube.DATA_UPLOADS, tools.namespace, meta["name"]) is None:
+                    await tools.client.delete(kube.VOLUME_SNAPSHOTS, namespace, meta["name"], uid=meta["uid"])
+                    tools.on_note(f"deleted VolumeSnapshot {namespace}/{meta['name']}, left by a run that was killed")
+        except errors.NotServedError:
+            return
+        except errors.KubeError as e:
+            tools.on_note(f"VolumeSnapshots that killed runs of schedule {schedule} left may stay: {e}")
 
 
 async def _clean_up(tools: Session, volume: PlannedVolume, snapshot: str | None) -> bool:
