@@ -78,7 +78,7 @@ async def read_agents(client: KubeClient, namespace: str) -> InstalledAgents:
     with Translated(KubeError, ConfigError, f"{place} cannot be read"):
         daemonset = await client.read(DAEMON_SETS, namespace, AGENT_DAEMONSET)
     if daemonset is None:
-        raise ConfigError(f"{place} does not exist: use --namespace, or install the agent")
+        raise ConfigError(explain_no_agents(namespace))
     status = daemonset.get("status") or {}
     with Translated(ConfigError, ConfigError, place):
         settings = parse_serve(serve_words(daemonset))
