@@ -231,6 +231,11 @@ def transfer_name(backup: str, namespace: str, claim: str) -> str:
     return f"{backup[:_NAME_CHARACTERS].rstrip('.-')}-{digits}"
 
 
+def snapshot_label(namespace: str, schedule: str) -> dict[str, str]:
+    """Return the label of a schedule's VolumeSnapshots: agents of another namespace may have one of the same name."""
+    return {wire.SCHEDULE_LABEL: wire.label_value(f"{namespace}.{schedule}")}
+
+
 def build_snapshot(metadata: Manifest, snapshot_class: str, claim: str) -> Manifest:
     """Return a VolumeSnapshot of a PVC."""
     spec = {"volumeSnapshotClassName": snapshot_class, "source": {"persistentVolumeClaimName": claim}}
@@ -286,7 +291,10 @@ class PlannedVolume:
         """Return the VolumeSnapshot; None: there is none."""
         if not isinstance(self.way, SnapshotWay):
             return None
-        meta = {"name": self.name, "namespace": self.claim.namespace, "labels": self._labels}
+        request, labels = self.request, self._label
+        if request.schedule:
+            labels = labels | snapshot_label(request.namespace, request.schedule)
+        meta = {"name": self.name, "namespace": self.claim.namespace, "labels": labels}
         return build_snapshot(meta, self.way.snapshot_class, self.claim.name)
 
     def build_transfer(self) -> Manifest:
@@ -304,19 +312,18 @@ class PlannedVolume:
             annotations[wire.BACKUP_TTL_ANNOTATION] = format_duration(request.ttl)
         if isinstance(self.way, MountingPod):
             annotations[wire.PVC_NAME_ANNOTATION] = self.claim.name
+        schedule = {wire.SCHEDULE_LABEL: wire.label_value(request.schedule)} if request.schedule else {}
         meta: Manifest = {
             "name": self.name,
             "namespace": request.namespace,
-            "labels": {**request.labels, **self._labels},
+            "labels": {**request.labels, **self._label, **schedule},
             "annotations": annotations,
         }
         return self.resource.build(meta, spec=self._spec())
 
     @property
-    def _labels(self) -> dict[str, str]:
-        request = self.request
-        schedule = {wire.SCHEDULE_LABEL: wire.label_value(request.schedule)} if request.schedule else {}
-        return {wire.BACKUP_LABEL: wire.label_value(request.name), **schedule}
+    def _label(self) -> dict[str, str]:
+        return {wire.BACKUP_LABEL: wire.label_value(self.request.name)}
 
     def _spec(self) -> Manifest:
         claim, location = self.claim, self.request.location

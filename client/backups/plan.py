@@ -17,6 +17,7 @@ from client.backups.manifests import (
     check_pairs,
     choose_method,
     needs_pods,
+    snapshot_label,
 )
 from client.collections.collection import Backups
 from client.collections.models import Backup, find_difference
@@ -29,7 +30,7 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.types import Manifest, PersistentVolumeClaim, Pod, UncheckedObject
 from core.models.backups import SavedClaim
 from core.models.base import parse_time
-from core.models.names import AGENT_DAEMONSET, BACKUP_LABEL, OBJECT_NAME, SCHEDULE_LABEL, label_value
+from core.models.names import AGENT_DAEMONSET, BACKUP_LABEL, OBJECT_NAME
 from core.models.storage import BackupStorageLocation
 from core.text import hinted
 
@@ -426,7 +427,7 @@ async def _has_transfer(tools: Session, volume: PlannedVolume) -> bool:
 async def delete_abandoned(tools: Session, schedule: str, namespaces: Iterable[str]) -> None:
     """Delete the VolumeSnapshots of a schedule whose pods were killed before they made the transfers; name each one."""
     now = tools.date()
-    selector = select_labels({SCHEDULE_LABEL: label_value(schedule)})
+    selector = select_labels(snapshot_label(tools.namespace, schedule))
     for namespace in namespaces:
         try:
             for one in await tools.client.list(Selection(kube.VOLUME_SNAPSHOTS, namespace, label_selector=selector)):

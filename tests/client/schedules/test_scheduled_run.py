@@ -177,9 +177,12 @@ async def test_a_backup_has_no_more_volumes_than_it_began_with(scene: ScheduleSc
 async def test_the_snapshots_of_a_killed_run_go_with_a_later_one(scene: ScheduleScene) -> None:
     """But not a recent one, one that has a transfer, or one of anything else."""
     made = {}
-    for name, more in {"left": {}, "used": {}, "other": {"schedule": "day"}, "command": {"schedule": None}}.items():
-        wanted = scene.claims.request(name, **{"schedule": "night", **more})
-        (volume,) = await plan_backup(scene.claims.tools, wanted, scene.request().choice)
+    others = {"other": {"schedule": "day"}, "command": {"schedule": None}, "elsewhere": {"namespace": "velero-2"}}
+    for name, more in {"left": {}, "used": {}, **others}.items():
+        (volume,) = await plan_backup(
+            scene.claims.tools, scene.claims.request(name, schedule="night"), scene.request().choice
+        )
+        volume = replace(volume, request=replace(volume.request, **more))
         made[name] = await scene.claims.client.create(VOLUME_SNAPSHOTS, volume.build_snapshot() or {})
         if name == "used":
             await scene.claims.client.create(DATA_UPLOADS, volume.build_transfer())
