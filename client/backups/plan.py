@@ -31,6 +31,7 @@ from core.kube.types import Manifest, PersistentVolumeClaim, Pod, UncheckedObjec
 from core.models.backups import SavedClaim
 from core.models.base import parse_time
 from core.models.names import AGENT_DAEMONSET, BACKUP_LABEL, OBJECT_NAME
+from core.models.phases import Phase
 from core.models.storage import BackupStorageLocation
 from core.text import hinted
 
@@ -281,6 +282,9 @@ _CREATION_TIMEOUT: Final = timedelta(minutes=15)
 _OLDEST_SNAPSHOT: Final = timedelta(hours=1)
 """Of an earlier run that made no transfer of it: the data of an older one is not what the user asks for now."""
 
+_BEFORE_HANDOVER: Final = frozenset({"", Phase.NEW, Phase.ACCEPTED})
+"""Phases in which a transfer still needs its VolumeSnapshot."""
+
 _SHOWN_MISSING: Final = 3
 
 
@@ -316,7 +320,7 @@ async def check_backup(tools: Session, volumes: Sequence[PlannedVolume]) -> None
             try:
                 await tools.client.try_create(resource, manifest)
             except errors.AlreadyExistsError:
-                found.append(await _check_same(tools, volume, resource, manifest))
+                found.append(_own_uid(tools, await _check_same(tools, volume, resource, manifest)))
             except errors.KubeError as e:
                 # An earlier run was killed after it had made the snapshot.
                 for snapshot in found:
@@ -341,7 +345,7 @@ async def _create_all(tools: Session, volumes: Sequence[PlannedVolume]) -> list[
             ready.append(volume)
             with _noted(volume, missing):
                 if snapshot is not None:
-                    own[volume.name] = await _ensure(tools, volume, kube.VOLUME_SNAPSHOTS, snapshot)
+                    own[volume.name] = await _ensure_snapshot(tools, volume, snapshot)
                 continue
             ready.pop()
         while ready:
@@ -371,13 +375,18 @@ def _noted(volume: PlannedVolume, missing: list[str]) -> Iterator[None]:
 
 
 async def _start_transfer(tools: Session, volume: PlannedVolume, snapshot: str | None) -> None:
-    """Create the transfer; without one, nothing takes over the `snapshot` with this UID, and it is deleted.
+    """Create the transfer; if nothing takes over the `snapshot` with this UID, it is deleted.
 
     A request that failed may have created the transfer nevertheless.
     """
     manifest = volume.build_transfer()
     try:
-        await _ensure(tools, volume, volume.resource, manifest)
+        await tools.client.create(volume.resource, manifest)
+    except errors.AlreadyExistsError:
+        stored = await _check_same(tools, volume, volume.resource, manifest)
+        if snapshot is not None and (stored.get("status") or {}).get("phase", Phase.NEW) not in _BEFORE_HANDOVER:
+            # Another run has created it, and that run's snapshot was handed over before this run made one.
+            await _delete_snapshot(tools, volume, snapshot)
     except errors.KubeError:
         if await _clean_up(tools, volume, snapshot):
             raise
@@ -388,22 +397,27 @@ def _name(volume: PlannedVolume) -> str:
     return f"{volume.claim.namespace}/{volume.claim.name}"
 
 
-async def _ensure(tools: Session, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest) -> str | None:
-    """Create the object and return its UID; None: there is one of another run, which may go on."""
+async def _ensure_snapshot(tools: Session, volume: PlannedVolume, manifest: Manifest) -> str | None:
+    """Create the VolumeSnapshot and return its UID; None: there is one of another run, which may go on."""
     try:
-        return (await tools.client.create(resource, manifest))["metadata"]["uid"]
+        return (await tools.client.create(kube.VOLUME_SNAPSHOTS, manifest))["metadata"]["uid"]
     except errors.AlreadyExistsError:
-        return await _check_same(tools, volume, resource, manifest)
+        stored = await _check_same(tools, volume, kube.VOLUME_SNAPSHOTS, manifest)
+        return _own_uid(tools, stored)
 
 
-async def _check_same(tools: Session, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest) -> str | None:
-    """Check that the stored object is the one that would be created: of the same backup, about the same PVC.
+def _own_uid(tools: Session, stored: UncheckedObject) -> str | None:
+    """Return the UID of an object if it is of an earlier pod of this Job, which failed; None: of another run, maybe."""
+    return stored["metadata"]["uid"] if tools.in_pod else None
 
-    Returns its UID if it is of an earlier pod of this Job, which has failed; None: another run may have made it.
-    """
+
+async def _check_same(
+    tools: Session, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest
+) -> UncheckedObject:
+    """Return the stored object if it is the one that would be created: of the same backup, about the same PVC."""
     meta = manifest["metadata"]
-    stored = await tools.client.get(resource, meta["namespace"], meta["name"])
-    labels, spec = stored["metadata"].get("labels") or {}, cast("UncheckedObject", stored).get("spec") or {}
+    stored = cast("UncheckedObject", await tools.client.get(resource, meta["namespace"], meta["name"]))
+    labels, spec = stored["metadata"].get("labels") or {}, stored.get("spec") or {}
     differs = labels.get(BACKUP_LABEL) != meta["labels"][BACKUP_LABEL] or any(
         spec.get(key) != value for key, value in manifest["spec"].items() if value
     )
@@ -417,7 +431,7 @@ async def _check_same(tools: Session, volume: PlannedVolume, resource: kube.Reso
         if now is not None and now - created > _OLDEST_SNAPSHOT and not await _has_transfer(tools, volume):
             hours = int((now - created).total_seconds() / 3600)
             raise BackupError(f"{place} is {hours}h old: delete it ({_deletion(volume)})")
-    return stored["metadata"]["uid"] if tools.in_pod else None
+    return stored
 
 
 async def _has_transfer(tools: Session, volume: PlannedVolume) -> bool:
@@ -448,19 +462,30 @@ async def _clean_up(tools: Session, volume: PlannedVolume, snapshot: str | None)
 
     One of another run stays: that may be about to create the transfer.
     """
-    why = "another run of the command made it"
     try:
         if await _has_transfer(tools, volume):
             return False
-        if snapshot is not None:
-            await tools.client.delete(kube.VOLUME_SNAPSHOTS, volume.claim.namespace, volume.name, uid=snapshot)
-            return True
     except errors.KubeError as e:
-        why = str(e)
+        _note_left(tools, volume, str(e))
+        return True
+    if snapshot is not None:
+        await _delete_snapshot(tools, volume, snapshot)
+    else:
+        _note_left(tools, volume, "another run of the command made it")
+    return True
+
+
+async def _delete_snapshot(tools: Session, volume: PlannedVolume, uid: str) -> None:
+    try:
+        await tools.client.delete(kube.VOLUME_SNAPSHOTS, volume.claim.namespace, volume.name, uid=uid)
+    except errors.KubeError as e:
+        _note_left(tools, volume, str(e))
+
+
+def _note_left(tools: Session, volume: PlannedVolume, why: str) -> None:
     if volume.method is Method.CSI_SNAPSHOT:
         place = f"VolumeSnapshot {volume.claim.namespace}/{volume.name}"
         tools.on_note(f"{place} was not deleted ({_deletion(volume)}): {why}")
-    return True
 
 
 def _deletion(volume: PlannedVolume) -> str:
