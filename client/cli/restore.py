@@ -245,10 +245,6 @@ _RESTORE_EXAMPLES: Final = f"""\
 examples:
   nodeagent restore create --from-backup night-1 --wait
         the volumes of a backup, each into a new PVC of its old name
-  nodeagent restore create --from-backup night-1 --from-storage-location default --wait
-        the same in a cluster that knows nothing of the backup: by what the bucket holds
-  nodeagent restore get
-        all restores
   nodeagent restore describe night-1-20261123020000
         its volumes, and why one of them does not move
 
@@ -262,20 +258,6 @@ examples:
         {"restores": [{"name": ..., "phase": ..., "volumes": [...]}], "notes": [...]}
 
 Restores of a Velero server are not shown: velero restore get does that.
-"""
-
-_DESCRIBE_EXAMPLES: Final = """\
-examples:
-  nodeagent restore describe night-1-20261123020000
-        each volume, its transfer, and what it waits for
-  nodeagent restore describe night-1-20261123020000 -o yaml
-        the same for programs
-"""
-
-_CANCEL_EXAMPLES: Final = """\
-examples:
-  nodeagent restore cancel night-1-20261123020000
-        end the transfers that have not ended; their PVCs stay without a volume until you delete them
 """
 
 
@@ -296,20 +278,20 @@ async def _get(names: tuple[str, ...], form: OutputFormat, cluster: Connection, 
     await groups.get_groups(Restores, names, form, cluster, printer)
 
 
-@restore.command("describe", epilog=_DESCRIBE_EXAMPLES)
+@restore.command("describe")
 @click.argument("name", metavar="NAME", shell_complete=groups.complete_restores)
 @cli.output_option
 @cli.workload_options
 async def _describe(name: str, form: OutputFormat, cluster: Connection, printer: Printer) -> None:
-    """Show everything about one restore."""
+    """Show each volume of one restore, its transfer, and what it waits for."""
     await groups.show_group(Restores, name, form, cluster, printer)
 
 
-@restore.command("cancel", epilog=_CANCEL_EXAMPLES)
+@restore.command("cancel")
 @click.argument("name", metavar="NAME", shell_complete=groups.complete_restores)
 @cli.workload_options
 async def _cancel(name: str, access: ClusterAccess, cluster: Connection, printer: Printer) -> None:
-    """Cancel a restore: end its transfers that have not ended."""
+    """End the transfers of a restore that have not ended; their PVCs stay without a volume."""
     with cli.working(cluster, printer, f"canceling {name}") as tools:
         canceled, failures = await cancel_restore(tools, name)
     groups.print_canceled(printer, "restore", name, canceled=canceled, failures=failures, access=access)

@@ -30,16 +30,8 @@ _EXAMPLES: Final = f"""\
 examples:
   nodeagent schedule create night --schedule "0 2 * * *" --pvc app/data --ttl 720h
         back up a PVC every night; what is older than 30 days is deleted
-  nodeagent schedule get
-        all schedules, with their last and next run
   nodeagent schedule run night --dry-run
         show what it would back up and delete now
-  nodeagent schedule retention night
-        why each of its copies stays or goes
-  nodeagent schedule renew
-        give all schedules the image of the agents, after an update
-  nodeagent schedule delete night
-        no more runs; its backups stay
 
 -n is the namespace of PVCs; --agent-namespace where the agents run.
 
@@ -75,14 +67,6 @@ examples:
         {"schedules": [{"name": ..., "schedule": ..., "lastSuccess": ...}], "notes": [...]}
 """
 
-_RUN_EXAMPLES: Final = """\
-examples:
-  nodeagent schedule run night --dry-run
-        show what a run would back up and delete now; nothing is changed
-  nodeagent schedule run night
-        run it now, with your own permissions
-"""
-
 _RETENTION_EXAMPLES: Final = """\
 examples:
   nodeagent schedule retention night
@@ -102,14 +86,6 @@ examples:
 
 A schedule keeps its image, its permissions and the rules by which it deletes until it is renewed. One that is
 applied from files, such as by kubectl apply, is left alone and named.
-"""
-
-_DELETE_EXAMPLES: Final = """\
-examples:
-  nodeagent schedule delete night
-        delete the CronJob, its account and its roles
-
-Backups stay; another schedule with --ttl deletes those that are expired.
 """
 
 _HEADERS: Final = ("NAME", "SCHEDULE", "TTL", "KEEP", "LAST RUN", "LAST SUCCESS", "NEXT RUN", "RUNNING")
@@ -220,7 +196,7 @@ def _row(one: store.Schedule, now: datetime, *, wide: bool) -> list[Cell]:
     return [*cells, one.claims, one.method, one.location or NONE, format_ago(one.created, now)] if wide else cells
 
 
-@schedule.command("run", epilog=_RUN_EXAMPLES)
+@schedule.command("run")
 @click.argument("name", metavar="NAME", shell_complete=_complete)
 @cli.dry_run_option
 @cli.workload_options
@@ -288,11 +264,11 @@ async def _renew(names: tuple[str, ...], cluster: Connection, printer: Printer) 
         raise ScheduleError("; ".join(failures))
 
 
-@schedule.command("delete", epilog=_DELETE_EXAMPLES)
+@schedule.command("delete")
 @click.argument("name", metavar="NAME", shell_complete=_complete)
 @cli.workload_options
 async def _delete(name: str, cluster: Connection, printer: Printer) -> None:
-    """Delete a schedule; its backups stay."""
+    """Delete a schedule, its account and its roles; its backups stay, and another schedule deletes what is expired."""
     request = await store.read_request(cluster.client, cluster.namespace, name)
     await store.delete_schedule(store.OwnedObjects(Session.of(cluster, printer.note), request, printer.line))
     printer.note(f"the backups of schedule {name} stay: nodeagent backup get shows them")
