@@ -243,7 +243,7 @@ async def find_schedules(client: KubeClient, namespace: str, names: Sequence[str
         try:
             found.append(_build(raw, read_cron_job(raw), now))
         except (ConfigError, ContractError) as e:
-            notes.append(f"CronJob {namespace}/{raw['metadata']['name']} cannot be read: {e}")
+            notes.append(str(e))
     return ScheduleList(schedules=found, notes=notes)
 
 
