@@ -250,16 +250,6 @@ examples:
 
 {cli.EXIT_CODES}"""
 
-_GET_EXAMPLES: Final = """\
-examples:
-  nodeagent restore get --agent-namespace velero
-        all of them, the newest first
-  nodeagent restore get -o json
-        {"restores": [{"name": ..., "phase": ..., "volumes": [...]}], "notes": [...]}
-
-Restores of a Velero server are not shown: velero restore get does that.
-"""
-
 
 @click.group("restore", cls=cli.UserGroup, epilog=_RESTORE_EXAMPLES, no_args_is_help=False)
 def restore() -> None:
@@ -269,12 +259,12 @@ def restore() -> None:
 restore.add_command(create)
 
 
-@restore.command("get", epilog=_GET_EXAMPLES)
+@restore.command("get")
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=groups.complete_restores)
 @cli.output_option
 @cli.workload_options
 async def _get(names: tuple[str, ...], form: OutputFormat, cluster: Connection, printer: Printer) -> None:
-    """List restores."""
+    """List restores, the newest first; a Velero server's are not shown: velero restore get does that."""
     await groups.get_groups(Restores, names, form, cluster, printer)
 
 

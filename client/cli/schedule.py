@@ -59,14 +59,6 @@ The pods have the image of the agents and an account of their own, node-agent-sc
 be repeated: it changes the schedule to what it says, and to the image of the agents.
 """
 
-_GET_EXAMPLES: Final = """\
-examples:
-  nodeagent schedule get night -o wide
-        one, with its PVCs
-  nodeagent schedule get -o json
-        {"schedules": [{"name": ..., "schedule": ..., "lastSuccess": ...}], "notes": [...]}
-"""
-
 _RETENTION_EXAMPLES: Final = """\
 examples:
   nodeagent schedule retention night
@@ -78,12 +70,6 @@ It shows what the next run would do now, and deletes nothing.
 """
 
 _RENEW_EXAMPLES: Final = """\
-examples:
-  nodeagent schedule renew night
-        one schedule
-  nodeagent schedule renew
-        all of them, after an update of the agents by other means than nodeagent install
-
 A schedule keeps its image, its permissions and the rules by which it deletes until it is renewed. One that is
 applied from files, such as by kubectl apply, is left alone and named.
 """
@@ -150,14 +136,14 @@ async def _create(name: str, access: ClusterAccess, form: OutputFormat, choice: 
     printer.note(VOLUMES_ONLY)
 
 
-@schedule.command("get", epilog=_GET_EXAMPLES)
+@schedule.command("get")
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete)
 @cli.output_option
 @cli.workload_options
 async def _get(
     names: tuple[str, ...], form: OutputFormat, access: ClusterAccess, cluster: Connection, printer: Printer
 ) -> None:
-    """List schedules, with their last and next run."""
+    """List schedules, with their last and next run; -o wide also shows their PVCs."""
     found, now, wide = await _find(cluster, names), cluster.time.now(), form is OutputFormat.WIDE
     renewals = [
         f"schedule {one.name} deletes by older rules of retention: run "
@@ -258,7 +244,7 @@ def _print_retention(printer: Printer, found: RetentionExplanation) -> None:
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete)
 @cli.workload_options
 async def _renew(names: tuple[str, ...], cluster: Connection, printer: Printer) -> None:
-    """Give schedules the image of the agents, today's rules and permissions."""
+    """Give these schedules, or all, the image of the agents, today's rules and permissions."""
     failures = await store.renew_schedules(Session.of(cluster, printer.note), names, printer.line)
     if failures:
         raise ScheduleError("; ".join(failures))
