@@ -234,7 +234,9 @@ async def _find_volumes(source: Source, location: str, cluster: Connection, prin
             found = await backups.list_all()
         # They name the transfers that cannot be read.
         printer.notes(found.notes)
-        return choose_from_backups(found.groups, source)
+        chosen = choose_from_backups(found.groups, source)
+        printer.notes(f"the backup of PVC {one.name} is in doubt: {one.doubt}" for one in chosen if one.doubt)
+        return chosen
     namespaces = {claim.namespace for claim in source.claims} or {source.namespace} - {""}
     stored = await groups.read_stored(cluster, printer, location, sorted(namespaces))
     printer.notes(stored.notes)

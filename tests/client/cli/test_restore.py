@@ -123,6 +123,21 @@ def test_a_restore_of_what_a_bucket_holds(shell: _Shell) -> None:
     assert "restore one exists already, and has 1 volumes instead of 2: choose another name" in more.err
 
 
+def test_a_backup_that_is_damaged_or_shrunk_is_noted(shell: _Shell) -> None:
+    marks = {
+        "verification": '{"at":"2026-11-20T12:00:00Z","outcome":"failed"}',
+        "shrunk": '{"bytes":1,"fullBytes":100}',
+    }
+    for claim, (mark, text) in zip((DATA, FILES), marks.items(), strict=True):
+        raw = shell.scene.put_upload(claim, f"s-{claim.name}")
+        raw["metadata"]["annotations"][f"nodeagent.io/{mark}"] = text
+        shell.scene.kube.put(raw)
+    done = shell.run("restore", "create", "back", "--from-backup", "night")
+    assert done.code == 0
+    assert "note: the backup of PVC app/data is in doubt: its last verification failed\n" in done.err
+    assert "PVC db/files is in doubt: shrunk: the volume has 1 bytes, and had 100 bytes\n" in done.err
+
+
 def test_a_velero_server_is_to_be_asked(shell: _Shell) -> None:
     meta = {"name": "velero", "namespace": "velero"}
     shell.scene.kube.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": {}})
