@@ -21,7 +21,7 @@ from client.backups.manifests import (
 )
 from client.collections.collection import Backups
 from client.collections.models import Backup, find_difference
-from client.installation import explain_no_agents, explain_velero_server
+from client.installation import explain_absent_agents, explain_velero_server
 from client.session import Session, StepTimeoutError
 from core.errors import AgentError, ConfigError
 from core.kube import errors
@@ -30,7 +30,7 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.types import Manifest, PersistentVolumeClaim, Pod, UncheckedObject
 from core.models.backups import SavedClaim
 from core.models.base import parse_time
-from core.models.names import AGENT_DAEMONSET, BACKUP_LABEL, OBJECT_NAME
+from core.models.names import BACKUP_LABEL, OBJECT_NAME
 from core.models.phases import Phase
 from core.models.storage import BackupStorageLocation
 from core.text import hinted
@@ -120,8 +120,8 @@ async def plan_backup(tools: Session, request: BackupRequest, choice: Choice) ->
         raise ConfigError(f'"{request.name}" is no name of a backup: up to 253 lowercase letters, digits, "-" and "."')
     check_pairs(request.labels, request.annotations)
     client = tools.client
-    if await client.read(kube.DAEMON_SETS, request.namespace, AGENT_DAEMONSET) is None:
-        raise BackupError(explain_no_agents(request.namespace))
+    if text := await explain_absent_agents(client, request.namespace, tools.on_note):
+        raise BackupError(text)
     location = await find_destination(tools, request.location, ignore_velero_server=choice.ignore_velero_server)
     request = replace(request, location=location)
     claims, unread = await _read_claims(tools, choice)

@@ -16,7 +16,7 @@ from client.cli.output import OutputFormat, Printer
 from client.cli.restore_in_place import InPlaceWish, confirm_and_start, in_place_options, parse_in_place
 from client.collections.collection import Backups, Restores, WaitingPod, cancel_restore, delete_waiting_pods
 from client.collections.models import Restore, RestoreTransfer, explain_end
-from client.installation import explain_velero_server, read_ready_image
+from client.installation import explain_absent_agents, explain_velero_server, read_ready_image
 from client.restores.create import check_name, check_restore, plan_restore, start_restore
 from client.restores.manifests import RequestedRestore
 from client.restores.sources import (
@@ -173,6 +173,8 @@ async def _create(
             benefit = "and it also restores manifests and runs hooks"
             if text := await explain_velero_server(cluster.client, cluster.namespace, "restore", benefit):
                 raise RestoreError(text)
+        if text := await explain_absent_agents(cluster.client, cluster.namespace, printer.note):
+            raise RestoreError(text)
         volumes = await _find_volumes(source, given["from_storage_location"], cluster, printer)
         if creation.waiting_pods:
             request = replace(request, wait_image=await read_ready_image(cluster.client, cluster.namespace))

@@ -123,6 +123,17 @@ def test_a_restore_of_what_a_bucket_holds(shell: _Shell) -> None:
     assert "restore one exists already, and has 1 volumes instead of 2: choose another name" in more.err
 
 
+def test_without_agents_nothing_is_created_and_without_a_ready_one_a_note_says_so(shell: _Shell) -> None:
+    (agents,) = shell.scene.kube.objects(DAEMON_SETS)
+    words = ("restore", "create", "back", "--from-backup", "night")
+    shell.scene.kube.put(agents | {"status": {"numberReady": 0}})
+    assert "note: DaemonSet velero/node-agent has no ready agent: transfers wait for one\n" in shell.run(*words).err
+    shell.scene.kube.fail_next("GET", "/daemonsets/node-agent", 404)
+    done = shell.run(*words[:2], "other", *words[3:])
+    absent = "error: DaemonSet velero/node-agent does not exist: run nodeagent install, or set --agent-namespace\n"
+    assert (done.code, done.err, len(shell.scene.downloads)) == (1, absent, 2)
+
+
 def test_a_backup_that_is_damaged_or_shrunk_is_noted(shell: _Shell) -> None:
     marks = {
         "verification": '{"at":"2026-11-20T12:00:00Z","outcome":"failed"}',
