@@ -289,8 +289,6 @@ _GET_EXAMPLES: Final = """\
 examples:
   nodeagent repo get --namespace velero
         all of them
-  nodeagent repo get app-default-kopia db-default-kopia -o wide
-        with frequency, unique ID and message
   nodeagent repo get -o json
         {"repositories": [{"name": ..., "next": {"hold": ..., "due": ...}, ...}], "notes": [...]}
 

@@ -39,8 +39,6 @@ examples:
         all volumes of a backup; wait until they are there
   nodeagent restore create trial --from-backup night-1 --namespace-mappings app:app-trial
         beside the originals, in another namespace, which is created if it does not exist
-  nodeagent restore create --from-backup night-1 --pvc app/data --storage-class-mappings fast:standard
-        one volume, with another storage class
   nodeagent restore create --from-backup night-1 --from-storage-location default --wait
         by what the bucket holds: no BackupRepository and no transfer of the backup is needed
   nodeagent restore create --from-snapshot 74b385d6f9a60c1f8e2b7d5a3c4e9f10 \\
@@ -55,8 +53,7 @@ New PVCs have the size, class, modes and labels of the old ones. Until a volume 
 it by the label velero.io/dynamic-pv-restore, so that no provisioner binds an empty volume. A PVC that exists
 is written to with --in-place only, and only while no pod uses it: it is deleted, and recreated as it was
 with its volume, which it is bound to again once the restore has ended. All volumes are checked before
-anything is created, and the command may be repeated with the name of the restore. --wait shows each volume;
-Ctrl-C ends the waiting, and not the restore.
+anything is created, and the command may be repeated with the name of the restore. Ctrl-C ends no restore.
 
 Volumes of a class with late binding (WaitForFirstConsumer) are restored once a pod uses their PVC. With
 --method restore-wait, that is a pod of the agents' image in the namespace of the PVC, which ends then; --wait

@@ -41,8 +41,6 @@ _CREATE_EXAMPLES: Final = """\
 examples:
   nodeagent schedule create night --schedule "0 2 * * *" --pvc app/data --pvc db/data --ttl 720h
         two PVCs every night at two, UTC
-  nodeagent schedule create hourly --schedule @hourly --time-zone Asia/Tokyo -n app -l tier=web --ttl 48h
-        the PVCs with that label, whichever there are when it runs
   nodeagent schedule create often --schedule @hourly --pvc app/data --ttl 48h --keep-daily 7 --keep-monthly 12
         all of two days, then the newest of each of the last seven days and twelve months that have one
   nodeagent schedule create night --schedule "0 2 * * *" -n app -l "" --ttl 720h -o yaml > night.yaml
@@ -52,8 +50,7 @@ Each run makes a backup NAME-YYYYMMDDhhmmss, waits for its end, and then, with -
 every expired backup of nodeagent backup create in this cluster: never the newest complete copy of a volume,
 and none that runs or is restored. A PVC that was deleted meanwhile is left out.
 
-A backup of the schedule expires once it is older than its --ttl and no --keep-... of the schedule keeps it,
-as in restic. It counts for each volume. nodeagent schedule retention NAME explains it.
+--keep-... counts as in restic, for each volume: nodeagent schedule retention NAME explains it.
 
 The pods have the image of the agents and an account of their own, node-agent-schedule-NAME. The command may
 be repeated: it changes the schedule to what it says, and to the image of the agents.

@@ -128,12 +128,6 @@ def test_acknowledge_names_the_volumes_that_are_shrunk_and_records_it_once(shell
         assert found == Shrinkage(bytes=1, full_bytes=100, acknowledged=found.acknowledged)
 
 
-def test_a_backup_of_velero_is_not_canceled(shell: _Shell) -> None:
-    error = "error: backup weekly is Velero's: use the command velero backup for it\n"
-    assert shell.run("cancel", "weekly") == (1, "", error)
-    assert shell.run("describe", "\x1b[2J").err.startswith(r"error: there is no backup \x1b[2J in namespace velero")
-
-
 def test_a_transfer_that_cannot_be_read_is_a_note_and_counted(shell: _Shell) -> None:
     (raw,) = [one for one in shell.scene.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == "weekly-x"]
     meta = raw["metadata"] | {"name": "odd", "uid": "9"}
