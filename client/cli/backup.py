@@ -96,7 +96,7 @@ async def _get(
         await groups.get_groups(Backups, names, form, cluster, printer, volume_namespace=namespace)
 
 
-@backup.command("describe")
+@backup.command("describe", epilog="examples:\n  nodeagent backup describe night-1\n")
 @click.argument("name", metavar="NAME", shell_complete=groups.complete_backups)
 @cli.output_option
 @cli.workload_options
@@ -105,11 +105,11 @@ async def _describe(name: str, form: OutputFormat, cluster: Connection, printer:
     await groups.show_group(Backups, name, form, cluster, printer)
 
 
-@backup.command("cancel")
+@backup.command("cancel", epilog="examples:\n  nodeagent backup cancel night-1\n")
 @click.argument("name", metavar="NAME", shell_complete=groups.complete_backups)
 @cli.workload_options
 async def _cancel(name: str, access: ClusterAccess, cluster: Connection, printer: Printer) -> None:
-    """End the transfers of a backup that have not ended; volumes that are in the bucket stay there."""
+    """End the transfers of a backup that have not ended. Volumes that are in the bucket stay there."""
     _, canceled, failures = await Backups(cluster.client, cluster.namespace).cancel(name)
     groups.print_canceled(printer, "backup", name, canceled=canceled, failures=failures, access=access)
 

@@ -347,12 +347,12 @@ async def _get(names: Sequence[str], form: OutputFormat, cluster: Connection, pr
     )
 
 
-@repo.command("describe")
+@repo.command("describe", epilog="examples:\n  nodeagent repo describe app-default-kopia -o yaml\n")
 @click.argument("name", metavar="NAME", shell_complete=_complete_names)
 @cli.output_option
 @cli.cluster_options
 async def _describe(name: str, form: OutputFormat, cluster: Connection, printer: Printer) -> None:
-    """Show everything about one backup repository: why it is not maintained now, its history, its Events."""
+    """Show everything about one backup repository: why it is not maintained, its history, its Events."""
     found = await _reader(cluster).describe(name)
     printer.answer(found, form, lambda: print_details(printer, found, cluster.time.now()), found.notes)
 

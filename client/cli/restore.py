@@ -260,16 +260,16 @@ def restore() -> None:
 restore.add_command(create)
 
 
-@restore.command("get")
+@restore.command("get", epilog="examples:\n  nodeagent restore get -o json\n")
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=groups.complete_restores)
 @cli.output_option
 @cli.workload_options
 async def _get(names: tuple[str, ...], form: OutputFormat, cluster: Connection, printer: Printer) -> None:
-    """List restores, the newest first; a Velero server's are not shown: velero restore get does that."""
+    """List restores, the newest first. Those of a Velero server are not shown: velero restore get does that."""
     await groups.get_groups(Restores, names, form, cluster, printer)
 
 
-@restore.command("describe")
+@restore.command("describe", epilog="examples:\n  nodeagent restore describe night-1-20261123020000\n")
 @click.argument("name", metavar="NAME", shell_complete=groups.complete_restores)
 @cli.output_option
 @cli.workload_options
@@ -278,11 +278,11 @@ async def _describe(name: str, form: OutputFormat, cluster: Connection, printer:
     await groups.show_group(Restores, name, form, cluster, printer)
 
 
-@restore.command("cancel")
+@restore.command("cancel", epilog="examples:\n  nodeagent restore cancel night-1-20261123020000\n")
 @click.argument("name", metavar="NAME", shell_complete=groups.complete_restores)
 @cli.workload_options
 async def _cancel(name: str, access: ClusterAccess, cluster: Connection, printer: Printer) -> None:
-    """End the transfers of a restore that have not ended; their PVCs stay without a volume."""
+    """End the transfers of a restore that have not ended. Their PVCs stay without a volume."""
     with cli.working(cluster, printer, f"canceling {name}") as tools:
         canceled, failures = await cancel_restore(tools, name)
     groups.print_canceled(printer, "restore", name, canceled=canceled, failures=failures, access=access)

@@ -50,7 +50,8 @@ Each run makes a backup NAME-YYYYMMDDhhmmss, waits for its end, and then, with -
 every expired backup of nodeagent backup create in this cluster: never the newest complete copy of a volume,
 and none that runs or is restored. A PVC that was deleted meanwhile is left out.
 
---keep-... counts as in restic, for each volume: nodeagent schedule retention NAME explains it.
+A backup of the schedule expires once it is older than its --ttl and no --keep-... of the schedule keeps it, which
+counts as in restic, for each volume: nodeagent schedule retention NAME explains it.
 
 The pods have the image of the agents and an account of their own, node-agent-schedule-NAME. The command may
 be repeated: it changes the schedule to what it says, and to the image of the agents.
@@ -67,6 +68,9 @@ It shows what the next run would do now, and deletes nothing.
 """
 
 _RENEW_EXAMPLES: Final = """\
+examples:
+  nodeagent schedule renew night
+
 A schedule keeps its image, its permissions and the rules by which it deletes until it is renewed. One that is
 applied from files, such as by kubectl apply, is left alone and named.
 """
@@ -133,14 +137,14 @@ async def _create(name: str, access: ClusterAccess, form: OutputFormat, choice: 
     printer.note(VOLUMES_ONLY)
 
 
-@schedule.command("get")
+@schedule.command("get", epilog="examples:\n  nodeagent schedule get night -o wide\n")
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete)
 @cli.output_option
 @cli.workload_options
 async def _get(
     names: tuple[str, ...], form: OutputFormat, access: ClusterAccess, cluster: Connection, printer: Printer
 ) -> None:
-    """List schedules, with their last and next run; -o wide also shows their PVCs."""
+    """List schedules, with their last and next run. With -o wide, also their PVCs."""
     found, now, wide = await _find(cluster, names), cluster.time.now(), form is OutputFormat.WIDE
     renewals = [
         f"schedule {one.name} deletes by older rules of retention: run "
@@ -179,7 +183,7 @@ def _row(one: store.Schedule, now: datetime, *, wide: bool) -> list[Cell]:
     return [*cells, one.claims, one.method, one.location or NONE, format_ago(one.created, now)] if wide else cells
 
 
-@schedule.command("run")
+@schedule.command("run", epilog="examples:\n  nodeagent schedule run night --dry-run\n")
 @click.argument("name", metavar="NAME", shell_complete=_complete)
 @cli.dry_run_option
 @cli.workload_options
@@ -241,17 +245,17 @@ def _print_retention(printer: Printer, found: RetentionExplanation) -> None:
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete)
 @cli.workload_options
 async def _renew(names: tuple[str, ...], cluster: Connection, printer: Printer) -> None:
-    """Give these schedules, or all, the image of the agents, today's rules and permissions."""
+    """Give schedules the image of the agents, today's rules and permissions."""
     failures = await store.renew_schedules(Session.of(cluster, printer.note), names, printer.line)
     if failures:
         raise ScheduleError("; ".join(failures))
 
 
-@schedule.command("delete")
+@schedule.command("delete", epilog="examples:\n  nodeagent schedule delete night\n")
 @click.argument("name", metavar="NAME", shell_complete=_complete)
 @cli.workload_options
 async def _delete(name: str, cluster: Connection, printer: Printer) -> None:
-    """Delete a schedule, its account and its roles; its backups stay, and another schedule deletes what is expired."""
+    """Delete a schedule; its backups stay. Another schedule with --ttl deletes what is expired."""
     request = await store.read_request(cluster.client, cluster.namespace, name)
     await store.delete_schedule(store.OwnedObjects(Session.of(cluster, printer.note), request, printer.line))
     printer.note(f"the backups of schedule {name} stay: nodeagent backup get shows them")

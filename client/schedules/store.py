@@ -87,10 +87,10 @@ class OwnedObjects:
             KubeError: it could not be created, such as in a namespace that does not exist.
         """
         stored = await self.read(manifest)
+        kind, _, name = _key_of(manifest)
         # A binding may only be created once its role is there.
-        if stored is None and "roleRef" not in manifest:
-            with suppress(AlreadyExistsError):
-                await self.tools.client.try_create(kube.BY_KIND[manifest["kind"]], manifest)
+        if stored is None and "roleRef" not in manifest and (kind, name) not in _SHARED:
+            await self.tools.client.try_create(kube.BY_KIND[kind], manifest)
         return stored
 
     async def find_roles(self, known: Sequence[Manifest], keep: Iterable[Manifest] = ()) -> list[Manifest | Object]:
