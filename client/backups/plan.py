@@ -402,8 +402,7 @@ async def _ensure_snapshot(tools: Session, volume: PlannedVolume, manifest: Mani
     try:
         return (await tools.client.create(kube.VOLUME_SNAPSHOTS, manifest))["metadata"]["uid"]
     except errors.AlreadyExistsError:
-        stored = await _check_same(tools, volume, kube.VOLUME_SNAPSHOTS, manifest)
-        return _own_uid(tools, stored)
+        return _own_uid(tools, await _check_same(tools, volume, kube.VOLUME_SNAPSHOTS, manifest))
 
 
 def _own_uid(tools: Session, stored: UncheckedObject) -> str | None:

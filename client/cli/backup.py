@@ -49,8 +49,6 @@ _GET_EXAMPLES: Final = """\
 examples:
   nodeagent backup get -o wide
         all of them, the newest first
-  nodeagent backup get -n app
-        those with volumes of the namespace app
   nodeagent backup get -o json
         {"backups": [{"name": ..., "phase": ..., "volumes": [...]}], "notes": [...]}
   nodeagent backup get --from-storage-location default
