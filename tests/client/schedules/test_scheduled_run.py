@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -177,7 +178,8 @@ async def test_a_backup_has_no_more_volumes_than_it_began_with(scene: ScheduleSc
 async def test_the_snapshots_of_a_killed_run_go_with_a_later_one(scene: ScheduleScene) -> None:
     """But not a recent one, one that has a transfer, or one of anything else."""
     made = {}
-    others = {"other": {"schedule": "day"}, "command": {"schedule": None}, "elsewhere": {"namespace": "velero-2"}}
+    others: dict[str, Any] = {"other": {"schedule": "day"}, "command": {"schedule": None}}
+    others["elsewhere"] = {"namespace": "velero-2"}
     for name, more in {"left": {}, "used": {}, **others}.items():
         (volume,) = await plan_backup(
             scene.claims.tools, scene.claims.request(name, schedule="night"), scene.request().choice
