@@ -265,7 +265,7 @@ restore.add_command(create)
 @cli.output_option
 @cli.workload_options
 async def _get(names: tuple[str, ...], form: OutputFormat, cluster: Connection, printer: Printer) -> None:
-    """List restores, the newest first. Those of a Velero server are not shown: velero restore get does that."""
+    """List restores, the newest first. A Velero server's are not shown: velero restore get does that."""
     await groups.get_groups(Restores, names, form, cluster, printer)
 
 
