@@ -1,5 +1,6 @@
 """What is in a namespace: agents with settings and versions, by their DaemonSet, a Velero server, named objects."""
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from client.text import EventLine, missing
@@ -79,7 +80,7 @@ async def read_agents(client: KubeClient, namespace: str) -> InstalledAgents:
     with Translated(KubeError, ConfigError, f"{place} cannot be read"):
         daemonset = await client.read(DAEMON_SETS, namespace, AGENT_DAEMONSET)
     if daemonset is None:
-        raise ConfigError(f"{place} does not exist: use --namespace, or install the agent")
+        raise ConfigError(explain_no_agents(namespace))
     status = daemonset.get("status") or {}
     with Translated(ConfigError, ConfigError, place):
         settings = parse_serve(serve_words(daemonset))
@@ -89,6 +90,16 @@ async def read_agents(client: KubeClient, namespace: str) -> InstalledAgents:
 def explain_no_agents(namespace: str, flag: str = "--agent-namespace") -> str:
     """Return that no agents are installed in the namespace, which the user sets by `flag`."""
     return f"DaemonSet {namespace}/{AGENT_DAEMONSET} does not exist: run nodeagent install, or set {flag}"
+
+
+async def explain_absent_agents(client: KubeClient, namespace: str, on_note: Callable[[str], None]) -> str | None:
+    """Return why nothing would ever begin: no agents are installed; None: they are. If none is ready, note that."""
+    daemonset = await client.read(DAEMON_SETS, namespace, AGENT_DAEMONSET)
+    if daemonset is None:
+        return explain_no_agents(namespace)
+    if (daemonset.get("status") or {}).get("numberReady") == 0:
+        on_note(f"DaemonSet {namespace}/{AGENT_DAEMONSET} has no ready agent: transfers wait for one")
+    return None
 
 
 async def read_ready_image(client: KubeClient, namespace: str, flag: str = "--agent-namespace") -> str:

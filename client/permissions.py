@@ -151,6 +151,7 @@ RESTORE_PERMISSIONS: Final = (
     everywhere(
         kube.PODS, "get create delete", "--method restore-wait, and restore cancel then: the pods that mount the PVCs"
     ),
+    own(kube.DAEMON_SETS, "get", "restore create: whether agents are there", names=(wire.AGENT_DAEMONSET,)),
     own(kube.DEPLOYMENTS, "list", "restore create: whether a Velero server runs here", without=_NO_SERVER_CHECK),
     *(own(one, "list", "restore create: the volumes of a backup") for one in _BACKED_UP),
     everywhere(kube.PERSISTENT_VOLUME_CLAIMS, "get create", "restore create: the new PVCs"),

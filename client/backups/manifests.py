@@ -231,6 +231,11 @@ def transfer_name(backup: str, namespace: str, claim: str) -> str:
     return f"{backup[:_NAME_CHARACTERS].rstrip('.-')}-{digits}"
 
 
+def snapshot_label(namespace: str, schedule: str) -> dict[str, str]:
+    """Return the label of a schedule's VolumeSnapshots: agents of another namespace may have one of the same name."""
+    return {wire.SCHEDULE_LABEL: wire.label_value(f"{namespace}.{schedule}")}
+
+
 def build_snapshot(metadata: Manifest, snapshot_class: str, claim: str) -> Manifest:
     """Return a VolumeSnapshot of a PVC."""
     spec = {"volumeSnapshotClassName": snapshot_class, "source": {"persistentVolumeClaimName": claim}}
@@ -286,7 +291,10 @@ class PlannedVolume:
         """Return the VolumeSnapshot; None: there is none."""
         if not isinstance(self.way, SnapshotWay):
             return None
-        meta = {"name": self.name, "namespace": self.claim.namespace, "labels": self._label}
+        request, labels = self.request, self._label
+        if request.schedule:
+            labels = labels | snapshot_label(request.namespace, request.schedule)
+        meta = {"name": self.name, "namespace": self.claim.namespace, "labels": labels}
         return build_snapshot(meta, self.way.snapshot_class, self.claim.name)
 
     def build_transfer(self) -> Manifest:

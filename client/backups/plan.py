@@ -1,7 +1,7 @@
 """Plans a backup, and creates its objects: every volume is checked before the first one."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -17,19 +17,21 @@ from client.backups.manifests import (
     check_pairs,
     choose_method,
     needs_pods,
+    snapshot_label,
 )
 from client.collections.collection import Backups
-from client.collections.models import Backup
-from client.installation import explain_no_agents, explain_velero_server
+from client.collections.models import Backup, find_difference
+from client.installation import explain_absent_agents, explain_velero_server
 from client.session import Session, StepTimeoutError
 from core.errors import AgentError, ConfigError
 from core.kube import errors
 from core.kube import resources as kube
-from core.kube.client import KubeClient, Selection
+from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.types import Manifest, PersistentVolumeClaim, Pod, UncheckedObject
 from core.models.backups import SavedClaim
 from core.models.base import parse_time
-from core.models.names import AGENT_DAEMONSET, BACKUP_LABEL, OBJECT_NAME, OWNER_UID_LABEL
+from core.models.names import BACKUP_LABEL, OBJECT_NAME, OWNER_UID_LABEL
+from core.models.phases import Phase
 from core.models.storage import BackupStorageLocation
 from core.text import hinted
 
@@ -118,8 +120,8 @@ async def plan_backup(tools: Session, request: BackupRequest, choice: Choice) ->
         raise ConfigError(f'"{request.name}" is no name of a backup: up to 253 lowercase letters, digits, "-" and "."')
     check_pairs(request.labels, request.annotations)
     client = tools.client
-    if await client.read(kube.DAEMON_SETS, request.namespace, AGENT_DAEMONSET) is None:
-        raise BackupError(explain_no_agents(request.namespace))
+    if text := await explain_absent_agents(client, request.namespace, tools.on_note):
+        raise BackupError(text)
     location = await find_destination(tools, request.location, ignore_velero_server=choice.ignore_velero_server)
     request = replace(request, location=location)
     claims, unread = await _read_claims(tools, choice)
@@ -257,13 +259,11 @@ def _check_existing(
 ) -> set[ClaimName]:
     """Return the PVCs that have their transfer already; a `lenient` backup may have others."""
     present = {ClaimName(one.namespace, one.claim) for one in backup.volumes}
-    differences = [] if lenient else [f"the volume {name}" for name in sorted(present - claims.keys())]
-    if not lenient and backup.expected not in {None, len(claims)}:
-        differences.append(f"{backup.expected} volumes instead of {len(claims)}")
-    if backup.locations != [request.location]:
-        differences.append(f"the location {', '.join(backup.locations)}")
-    if differences:
-        raise BackupError(f"backup {request.name} exists already, and has {differences[0]}: choose another name")
+    difference = None if lenient else find_difference(backup, set(map(str, claims)))
+    if difference is None and backup.locations != [request.location]:
+        difference = f"the location {', '.join(backup.locations)}"
+    if difference is not None:
+        raise BackupError(f"backup {request.name} exists already, and has {difference}: choose another name")
     return present
 
 
@@ -283,6 +283,9 @@ _CREATION_TIMEOUT: Final = timedelta(minutes=15)
 
 _OLDEST_SNAPSHOT: Final = timedelta(hours=1)
 """Of an earlier run that made no transfer of it: the data of an older one is not what the user asks for now."""
+
+_BEFORE_HANDOVER: Final = frozenset({"", Phase.NEW, Phase.ACCEPTED})
+"""Phases in which a transfer still needs its VolumeSnapshot."""
 
 _SHOWN_MISSING: Final = 3
 
@@ -319,7 +322,7 @@ async def check_backup(tools: Session, volumes: Sequence[PlannedVolume]) -> None
             try:
                 await tools.client.try_create(resource, manifest)
             except errors.AlreadyExistsError:
-                found.append(await _check_same(tools, volume, resource, manifest))
+                found.append(_own_uid(tools, await _check_same(tools, volume, resource, manifest)))
             except errors.KubeError as e:
                 # An earlier run was killed after it had made the snapshot.
                 for snapshot in found:
@@ -344,7 +347,7 @@ async def _create_all(tools: Session, volumes: Sequence[PlannedVolume]) -> list[
             ready.append(volume)
             with _noted(volume, missing):
                 if snapshot is not None:
-                    own[volume.name] = await _ensure(tools, volume, kube.VOLUME_SNAPSHOTS, snapshot)
+                    own[volume.name] = await _ensure_snapshot(tools, volume, snapshot)
                 continue
             ready.pop()
         while ready:
@@ -374,13 +377,18 @@ def _noted(volume: PlannedVolume, missing: list[str]) -> Iterator[None]:
 
 
 async def _start_transfer(tools: Session, volume: PlannedVolume, snapshot: str | None) -> None:
-    """Create the transfer; without one, nothing takes over the `snapshot` with this UID, and it is deleted.
+    """Create the transfer; if nothing takes over the `snapshot` with this UID, it is deleted.
 
     A request that failed may have created the transfer nevertheless.
     """
     manifest = volume.build_transfer()
     try:
-        await _ensure(tools, volume, volume.resource, manifest)
+        await tools.client.create(volume.resource, manifest)
+    except errors.AlreadyExistsError:
+        stored = await _check_same(tools, volume, volume.resource, manifest)
+        if snapshot is not None and (stored.get("status") or {}).get("phase", Phase.NEW) not in _BEFORE_HANDOVER:
+            # Another run has created it, and that run's snapshot was handed over before this run made one.
+            await _delete_snapshot(tools, volume, snapshot)
     except errors.KubeError:
         if await _clean_up(tools, volume, snapshot):
             raise
@@ -391,22 +399,26 @@ def _name(volume: PlannedVolume) -> str:
     return f"{volume.claim.namespace}/{volume.claim.name}"
 
 
-async def _ensure(tools: Session, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest) -> str | None:
-    """Create the object and return its UID; None: there is one of another run, which may go on."""
+async def _ensure_snapshot(tools: Session, volume: PlannedVolume, manifest: Manifest) -> str | None:
+    """Create the VolumeSnapshot and return its UID; None: there is one of another run, which may go on."""
     try:
-        return (await tools.client.create(resource, manifest))["metadata"]["uid"]
+        return (await tools.client.create(kube.VOLUME_SNAPSHOTS, manifest))["metadata"]["uid"]
     except errors.AlreadyExistsError:
-        return await _check_same(tools, volume, resource, manifest)
+        return _own_uid(tools, await _check_same(tools, volume, kube.VOLUME_SNAPSHOTS, manifest))
 
 
-async def _check_same(tools: Session, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest) -> str | None:
-    """Check that the stored object is the one that would be created: of the same backup, about the same PVC.
+def _own_uid(tools: Session, stored: UncheckedObject) -> str | None:
+    """Return the UID of an object if it is of an earlier pod of this Job, which failed; None: of another run, maybe."""
+    return stored["metadata"]["uid"] if tools.in_pod else None
 
-    Returns its UID if it is of an earlier pod of this Job, which has failed; None: another run may have made it.
-    """
+
+async def _check_same(
+    tools: Session, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest
+) -> UncheckedObject:
+    """Return the stored object if it is the one that would be created: of the same backup, about the same PVC."""
     meta = manifest["metadata"]
-    stored = await tools.client.get(resource, meta["namespace"], meta["name"])
-    labels, spec = stored["metadata"].get("labels") or {}, cast("UncheckedObject", stored).get("spec") or {}
+    stored = cast("UncheckedObject", await tools.client.get(resource, meta["namespace"], meta["name"]))
+    labels, spec = stored["metadata"].get("labels") or {}, stored.get("spec") or {}
     differs = labels.get(BACKUP_LABEL) != meta["labels"][BACKUP_LABEL] or any(
         spec.get(key) != value for key, value in manifest["spec"].items() if value
     )
@@ -420,11 +432,30 @@ async def _check_same(tools: Session, volume: PlannedVolume, resource: kube.Reso
         if now is not None and now - created > _OLDEST_SNAPSHOT and not await _has_transfer(tools, volume):
             hours = int((now - created).total_seconds() / 3600)
             raise BackupError(f"{place} is {hours}h old: delete it ({_deletion(volume)})")
-    return stored["metadata"]["uid"] if tools.in_pod else None
+    return stored
 
 
 async def _has_transfer(tools: Session, volume: PlannedVolume) -> bool:
     return await tools.client.read(volume.resource, volume.request.namespace, volume.name) is not None
+
+
+async def delete_abandoned(tools: Session, schedule: str, namespaces: Iterable[str]) -> None:
+    """Delete the VolumeSnapshots of a schedule whose pods were killed before they made the transfers; name each one."""
+    now = tools.date()
+    selector = select_labels(snapshot_label(tools.namespace, schedule))
+    for namespace in namespaces:
+        try:
+            for one in await tools.client.list(Selection(kube.VOLUME_SNAPSHOTS, namespace, label_selector=selector)):
+                meta = one["metadata"]
+                if now is None or now - parse_time(meta["creationTimestamp"]) <= _OLDEST_SNAPSHOT:
+                    continue
+                if await tools.client.read(kube.DATA_UPLOADS, tools.namespace, meta["name"]) is None:
+                    await tools.client.delete(kube.VOLUME_SNAPSHOTS, namespace, meta["name"], uid=meta["uid"])
+                    tools.on_note(f"deleted VolumeSnapshot {namespace}/{meta['name']}, left by a run that was killed")
+        except errors.NotServedError:
+            return
+        except errors.KubeError as e:
+            tools.on_note(f"VolumeSnapshots that killed runs of schedule {schedule} left may stay: {e}")
 
 
 async def _clean_up(tools: Session, volume: PlannedVolume, snapshot: str | None) -> bool:
@@ -432,19 +463,30 @@ async def _clean_up(tools: Session, volume: PlannedVolume, snapshot: str | None)
 
     One of another run stays: that may be about to create the transfer.
     """
-    why = "another run of the command made it"
     try:
         if await _has_transfer(tools, volume):
             return False
-        if snapshot is not None:
-            await tools.client.delete(kube.VOLUME_SNAPSHOTS, volume.claim.namespace, volume.name, uid=snapshot)
-            return True
     except errors.KubeError as e:
-        why = str(e)
+        _note_left(tools, volume, str(e))
+        return True
+    if snapshot is not None:
+        await _delete_snapshot(tools, volume, snapshot)
+    else:
+        _note_left(tools, volume, "another run of the command made it")
+    return True
+
+
+async def _delete_snapshot(tools: Session, volume: PlannedVolume, uid: str) -> None:
+    try:
+        await tools.client.delete(kube.VOLUME_SNAPSHOTS, volume.claim.namespace, volume.name, uid=uid)
+    except errors.KubeError as e:
+        _note_left(tools, volume, str(e))
+
+
+def _note_left(tools: Session, volume: PlannedVolume, why: str) -> None:
     if volume.method is Method.CSI_SNAPSHOT:
         place = f"VolumeSnapshot {volume.claim.namespace}/{volume.name}"
         tools.on_note(f"{place} was not deleted ({_deletion(volume)}): {why}")
-    return True
 
 
 def _deletion(volume: PlannedVolume) -> str:

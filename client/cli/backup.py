@@ -36,18 +36,8 @@ _EXAMPLES: Final = f"""\
 examples:
   nodeagent backup create before-upgrade --pvc app/data --wait
         back up one volume, and show the progress
-  nodeagent backup get
-        all backups, also a Velero server's
   nodeagent backup describe before-upgrade
         its volumes, and why one of them does not move
-  nodeagent backup verify before-upgrade
-        read it back from the bucket
-  nodeagent backup cancel before-upgrade
-        end it
-  nodeagent backup delete before-upgrade
-        delete it and its snapshots
-  nodeagent backup acknowledge night-1
-        it has far fewer files than the one before, and that is right
   nodeagent backup cp before-upgrade:app/data/etc/app.conf .
         copy a file of it to this machine; backup ls shows what there is
 
@@ -59,28 +49,12 @@ _GET_EXAMPLES: Final = """\
 examples:
   nodeagent backup get -o wide
         all of them, the newest first
-  nodeagent backup get -n app
-        those with volumes of the namespace app
   nodeagent backup get -o json
         {"backups": [{"name": ..., "phase": ..., "volumes": [...]}], "notes": [...]}
   nodeagent backup get --from-storage-location default
         the snapshots in the bucket, Velero's too, also if this cluster knows nothing of them
 
 Backups of a Velero server are shown with the volumes whose data the agents move.
-"""
-
-_DESCRIBE_EXAMPLES: Final = """\
-examples:
-  nodeagent backup describe night-1
-        each volume, its transfer, and what it waits for
-  nodeagent backup describe night-1 -o yaml
-        the same for programs
-"""
-
-_CANCEL_EXAMPLES: Final = """\
-examples:
-  nodeagent backup cancel night-1
-        end the transfers that have not ended; volumes that are in the bucket stay there
 """
 
 _ACKNOWLEDGE_EXAMPLES: Final = """\
@@ -120,20 +94,20 @@ async def _get(
         await groups.get_groups(Backups, names, form, cluster, printer, volume_namespace=namespace)
 
 
-@backup.command("describe", epilog=_DESCRIBE_EXAMPLES)
+@backup.command("describe", epilog="examples:\n  nodeagent backup describe night-1\n")
 @click.argument("name", metavar="NAME", shell_complete=groups.complete_backups)
 @cli.output_option
 @cli.workload_options
 async def _describe(name: str, form: OutputFormat, cluster: Connection, printer: Printer) -> None:
-    """Show everything about one backup."""
+    """Show each volume of one backup, its transfer, and what it waits for."""
     await groups.show_group(Backups, name, form, cluster, printer)
 
 
-@backup.command("cancel", epilog=_CANCEL_EXAMPLES)
+@backup.command("cancel", epilog="examples:\n  nodeagent backup cancel night-1\n")
 @click.argument("name", metavar="NAME", shell_complete=groups.complete_backups)
 @cli.workload_options
 async def _cancel(name: str, access: ClusterAccess, cluster: Connection, printer: Printer) -> None:
-    """Cancel a backup: end its transfers that have not ended."""
+    """End the transfers of a backup that have not ended. Volumes that are in the bucket stay there."""
     _, canceled, failures = await Backups(cluster.client, cluster.namespace).cancel(name)
     groups.print_canceled(printer, "backup", name, canceled=canceled, failures=failures, access=access)
 
@@ -330,8 +304,10 @@ async def _verify(name: str, access: ClusterAccess, form: OutputFormat, **given:
     headers = _WIDE_HEADERS if form is OutputFormat.WIDE else _HEADERS
     rows = [_row(one, wide=form is OutputFormat.WIDE) for one in verified]
     printer.answer(report, form, lambda: printer.table(headers, rows), report.notes)
-    if failure := explain_report(report, skipped):
+    if failure := explain_report(report):
         raise VerificationError(f"backup {name}: {failure}")
+    if skipped:
+        raise VerificationError(f"backup {name} is {backup.phase}: {sum_up_missing(skipped)}")
 
 
 def _row(one: VerifiedVolume, *, wide: bool) -> list[Cell]:

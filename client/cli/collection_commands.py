@@ -28,6 +28,7 @@ from client.collections.models import (
 from client.restores.sources import StoredList, list_location
 from client.text import format_bytes, format_distance, format_moment, missing
 from core.clock import SystemClock
+from core.kube.errors import UnauthorizedError, UnreachableError
 from core.models.base import format_time, parse_time
 from core.models.names import DATA_UPLOAD_REQUESTER, SNAPSHOT_REQUESTERS
 from core.models.phases import Phase
@@ -250,10 +251,10 @@ class Creation(Generic[_Transfer, _Group]):
     started: bool = False
 
     def run(self, create: Coroutine[Any, Any, None]) -> None:
-        """Run the command; an interruption ends no transfer, and a note says so."""
+        """Run the command; an interruption, or a cluster that is lost, ends no transfer, and a note says so."""
         try:
             asyncio.run(create)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, UnreachableError, UnauthorizedError):
             if self.started:
                 pods = " and deletes its pods, also once it has ended" if self.waiting_pods else ""
                 shown, ended = self._command("describe"), self._command("cancel")

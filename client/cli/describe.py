@@ -6,7 +6,7 @@ from typing import Final
 
 import click
 
-from client.cli.options import UserCommand, cluster_options, complete_names, list_names, output_option
+from client.cli.options import EXIT_CODES, UserCommand, cluster_options, complete_names, list_names, output_option
 from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
 from client.status.describe import TransferDetails, TransferReader, TransferStage, find_stages, tell_story
 from client.status.records import TRANSFER_KINDS, kind_named, parse_target
@@ -19,14 +19,12 @@ from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 _STYLES: Final = {Phase.COMPLETED: GOOD, Phase.FAILED: BAD, Phase.CANCELED: WARN}
 _BAR_COLUMNS: Final = 40
 
-_EXAMPLES: Final = """\
+_EXAMPLES: Final = f"""\
 examples:
   nodeagent describe du/backup-1
         the DataUpload of that name: its story, a bar for each phase, pods, the end of the log
   nodeagent describe du/backup-1 -o wide
         also each step with its time, what interrupted it, and its Events
-  nodeagent describe podvolumerestores restore-1
-        the same with a space, and the plural
   nodeagent describe dd/restore-1 -o json | jq -r .advice
         what to do next
 
@@ -36,11 +34,7 @@ kinds:
   pvb  PodVolumeBackup    podvolumebackups
   pvr  PodVolumeRestore   podvolumerestores
 
-exit codes:
-  0  shown
-  1  an error of the cluster, such as a missing permission or a wrong name
-  2  invalid command line, or the cluster is not reachable
-
+{EXIT_CODES}
 Events are kept for an hour by the API server, and pods until the transfer ends. What cannot be read is left
 out, and a note says why.
 """

@@ -172,6 +172,10 @@ def _access(given: Mapping[str, str | None]) -> ClusterAccess:
     return ClusterAccess(kubeconfig, kubecontext, namespace or DEFAULT_NAMESPACE)
 
 
+_COMPLETION_SECONDS: Final = 5.0
+"""A person waits for the answer to a key, and retries would take longer."""
+
+
 def complete_names(
     context: click.Context, begun: str, read: Callable[[Connection], Awaitable[Iterable[str]]]
 ) -> list[str]:
@@ -179,12 +183,12 @@ def complete_names(
 
     async def find() -> list[str]:
         # As the words before the one that is being completed say.
-        async with connect(_access(context.params)) as cluster:
+        async with asyncio.timeout(_COMPLETION_SECONDS), connect(_access(context.params)) as cluster:
             return list(await read(cluster))
 
     try:
         return [name for name in dict.fromkeys(asyncio.run(find())) if name.startswith(begun)]
-    except AgentError:
+    except (AgentError, TimeoutError):
         return []
 
 

@@ -282,8 +282,6 @@ examples:
         everything about one: why it is not maintained now, its history, its Events
   nodeagent repo get -o json | jq -r '.repositories[] | select(.next.overdue) | .name'
         those whose maintenance is overdue
-  nodeagent repo report app-default-kopia
-        kopia snapshots that no backup refers to; nothing is deleted
 
 {cli.EXIT_CODES}"""
 
@@ -291,21 +289,11 @@ _GET_EXAMPLES: Final = """\
 examples:
   nodeagent repo get --namespace velero
         all of them
-  nodeagent repo get app-default-kopia db-default-kopia -o wide
-        with frequency, unique ID and message
   nodeagent repo get -o json
         {"repositories": [{"name": ..., "next": {"hold": ..., "due": ...}, ...}], "notes": [...]}
 
 The leader says what holds a maintenance. Its status page is read through the API server, which needs the
 permission to get pods/proxy. Without it, what the custom resources show is computed here, and a note says so.
-"""
-
-_DESCRIBE_EXAMPLES: Final = """\
-examples:
-  nodeagent repo describe app-default-kopia
-        why it is not maintained now, its history, its Events
-  nodeagent repo describe app-default-kopia -o yaml
-        the same for programs
 """
 
 _CONNECT_EXAMPLES: Final = """\
@@ -359,12 +347,12 @@ async def _get(names: Sequence[str], form: OutputFormat, cluster: Connection, pr
     )
 
 
-@repo.command("describe", epilog=_DESCRIBE_EXAMPLES)
+@repo.command("describe", epilog="examples:\n  nodeagent repo describe app-default-kopia -o yaml\n")
 @click.argument("name", metavar="NAME", shell_complete=_complete_names)
 @cli.output_option
 @cli.cluster_options
 async def _describe(name: str, form: OutputFormat, cluster: Connection, printer: Printer) -> None:
-    """Show everything about one backup repository."""
+    """Show everything about one backup repository: why it is not maintained, its history, its Events."""
     found = await _reader(cluster).describe(name)
     printer.answer(found, form, lambda: print_details(printer, found, cluster.time.now()), found.notes)
 

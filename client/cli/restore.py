@@ -16,8 +16,8 @@ from client.cli.output import OutputFormat, Printer
 from client.cli.restore_in_place import InPlaceWish, confirm_and_start, in_place_options, parse_in_place
 from client.collections.collection import Backups, Restores, WaitingPod, cancel_restore, delete_waiting_pods
 from client.collections.models import Restore, RestoreTransfer, explain_end
-from client.installation import explain_velero_server, read_ready_image
-from client.restores.create import check_restore, plan_restore, start_restore
+from client.installation import explain_absent_agents, explain_velero_server, read_ready_image
+from client.restores.create import check_name, check_restore, plan_restore, start_restore
 from client.restores.manifests import RequestedRestore
 from client.restores.sources import (
     RestoreError,
@@ -39,8 +39,6 @@ examples:
         all volumes of a backup; wait until they are there
   nodeagent restore create trial --from-backup night-1 --namespace-mappings app:app-trial
         beside the originals, in another namespace, which is created if it does not exist
-  nodeagent restore create --from-backup night-1 --pvc app/data --storage-class-mappings fast:standard
-        one volume, with another storage class
   nodeagent restore create --from-backup night-1 --from-storage-location default --wait
         by what the bucket holds: no BackupRepository and no transfer of the backup is needed
   nodeagent restore create --from-snapshot 74b385d6f9a60c1f8e2b7d5a3c4e9f10 \\
@@ -55,8 +53,7 @@ New PVCs have the size, class, modes and labels of the old ones. Until a volume 
 it by the label velero.io/dynamic-pv-restore, so that no provisioner binds an empty volume. A PVC that exists
 is written to with --in-place only, and only while no pod uses it: it is deleted, and recreated as it was
 with its volume, which it is bound to again once the restore has ended. All volumes are checked before
-anything is created, and the command may be repeated with the name of the restore. --wait shows each volume;
-Ctrl-C ends the waiting, and not the restore.
+anything is created, and the command may be repeated with the name of the restore. Ctrl-C ends no restore.
 
 Volumes of a class with late binding (WaitForFirstConsumer) are restored once a pod uses their PVC. With
 --method restore-wait, that is a pod of the agents' image in the namespace of the PVC, which ends then; --wait
@@ -173,6 +170,8 @@ async def _create(
             benefit = "and it also restores manifests and runs hooks"
             if text := await explain_velero_server(cluster.client, cluster.namespace, "restore", benefit):
                 raise RestoreError(text)
+        if text := await explain_absent_agents(cluster.client, cluster.namespace, printer.note):
+            raise RestoreError(text)
         volumes = await _find_volumes(source, given["from_storage_location"], cluster, printer)
         if creation.waiting_pods:
             request = replace(request, wait_image=await read_ready_image(cluster.client, cluster.namespace))
@@ -207,6 +206,7 @@ async def _begin(
 ) -> tuple[bool, list[WaitingPod]] | None:
     """Return whether something was created, and the pods that wait; None if the user does not want it."""
     again = _repetition(request.name)
+    await check_name(tools, request, volumes)
     try:
         if in_place is not None:
             begun = await confirm_and_start(
@@ -233,7 +233,9 @@ async def _find_volumes(source: Source, location: str, cluster: Connection, prin
             found = await backups.list_all()
         # They name the transfers that cannot be read.
         printer.notes(found.notes)
-        return choose_from_backups(found.groups, source)
+        chosen = choose_from_backups(found.groups, source)
+        printer.notes(f"the backup of PVC {one.name} is in doubt: {one.doubt}" for one in chosen if one.doubt)
+        return chosen
     namespaces = {claim.namespace for claim in source.claims} or {source.namespace} - {""}
     stored = await groups.read_stored(cluster, printer, location, sorted(namespaces))
     printer.notes(stored.notes)
@@ -244,38 +246,10 @@ _RESTORE_EXAMPLES: Final = f"""\
 examples:
   nodeagent restore create --from-backup night-1 --wait
         the volumes of a backup, each into a new PVC of its old name
-  nodeagent restore create --from-backup night-1 --from-storage-location default --wait
-        the same in a cluster that knows nothing of the backup: by what the bucket holds
-  nodeagent restore get
-        all restores
   nodeagent restore describe night-1-20261123020000
         its volumes, and why one of them does not move
 
 {cli.EXIT_CODES}"""
-
-_GET_EXAMPLES: Final = """\
-examples:
-  nodeagent restore get --agent-namespace velero
-        all of them, the newest first
-  nodeagent restore get -o json
-        {"restores": [{"name": ..., "phase": ..., "volumes": [...]}], "notes": [...]}
-
-Restores of a Velero server are not shown: velero restore get does that.
-"""
-
-_DESCRIBE_EXAMPLES: Final = """\
-examples:
-  nodeagent restore describe night-1-20261123020000
-        each volume, its transfer, and what it waits for
-  nodeagent restore describe night-1-20261123020000 -o yaml
-        the same for programs
-"""
-
-_CANCEL_EXAMPLES: Final = """\
-examples:
-  nodeagent restore cancel night-1-20261123020000
-        end the transfers that have not ended; their PVCs stay without a volume until you delete them
-"""
 
 
 @click.group("restore", cls=cli.UserGroup, epilog=_RESTORE_EXAMPLES, no_args_is_help=False)
@@ -286,29 +260,29 @@ def restore() -> None:
 restore.add_command(create)
 
 
-@restore.command("get", epilog=_GET_EXAMPLES)
+@restore.command("get", epilog="examples:\n  nodeagent restore get -o json\n")
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=groups.complete_restores)
 @cli.output_option
 @cli.workload_options
 async def _get(names: tuple[str, ...], form: OutputFormat, cluster: Connection, printer: Printer) -> None:
-    """List restores."""
+    """List restores, the newest first. A Velero server's are not shown: velero restore get does that."""
     await groups.get_groups(Restores, names, form, cluster, printer)
 
 
-@restore.command("describe", epilog=_DESCRIBE_EXAMPLES)
+@restore.command("describe", epilog="examples:\n  nodeagent restore describe night-1-20261123020000\n")
 @click.argument("name", metavar="NAME", shell_complete=groups.complete_restores)
 @cli.output_option
 @cli.workload_options
 async def _describe(name: str, form: OutputFormat, cluster: Connection, printer: Printer) -> None:
-    """Show everything about one restore."""
+    """Show each volume of one restore, its transfer, and what it waits for."""
     await groups.show_group(Restores, name, form, cluster, printer)
 
 
-@restore.command("cancel", epilog=_CANCEL_EXAMPLES)
+@restore.command("cancel", epilog="examples:\n  nodeagent restore cancel night-1-20261123020000\n")
 @click.argument("name", metavar="NAME", shell_complete=groups.complete_restores)
 @cli.workload_options
 async def _cancel(name: str, access: ClusterAccess, cluster: Connection, printer: Printer) -> None:
-    """Cancel a restore: end its transfers that have not ended."""
+    """End the transfers of a restore that have not ended. Their PVCs stay without a volume."""
     with cli.working(cluster, printer, f"canceling {name}") as tools:
         canceled, failures = await cancel_restore(tools, name)
     groups.print_canceled(printer, "restore", name, canceled=canceled, failures=failures, access=access)

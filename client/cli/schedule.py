@@ -30,16 +30,8 @@ _EXAMPLES: Final = f"""\
 examples:
   nodeagent schedule create night --schedule "0 2 * * *" --pvc app/data --ttl 720h
         back up a PVC every night; what is older than 30 days is deleted
-  nodeagent schedule get
-        all schedules, with their last and next run
   nodeagent schedule run night --dry-run
         show what it would back up and delete now
-  nodeagent schedule retention night
-        why each of its copies stays or goes
-  nodeagent schedule renew
-        give all schedules the image of the agents, after an update
-  nodeagent schedule delete night
-        no more runs; its backups stay
 
 -n is the namespace of PVCs; --agent-namespace where the agents run.
 
@@ -49,8 +41,6 @@ _CREATE_EXAMPLES: Final = """\
 examples:
   nodeagent schedule create night --schedule "0 2 * * *" --pvc app/data --pvc db/data --ttl 720h
         two PVCs every night at two, UTC
-  nodeagent schedule create hourly --schedule @hourly --time-zone Asia/Tokyo -n app -l tier=web --ttl 48h
-        the PVCs with that label, whichever there are when it runs
   nodeagent schedule create often --schedule @hourly --pvc app/data --ttl 48h --keep-daily 7 --keep-monthly 12
         all of two days, then the newest of each of the last seven days and twelve months that have one
   nodeagent schedule create night --schedule "0 2 * * *" -n app -l "" --ttl 720h -o yaml > night.yaml
@@ -60,27 +50,11 @@ Each run makes a backup NAME-YYYYMMDDhhmmss, waits for its end, and then, with -
 every expired backup of nodeagent backup create in this cluster: never the newest complete copy of a volume,
 and none that runs or is restored. A PVC that was deleted meanwhile is left out.
 
-A backup of the schedule expires once it is older than its --ttl and no --keep-... of the schedule keeps it,
-as in restic. It counts for each volume. nodeagent schedule retention NAME explains it.
+A backup of the schedule expires once it is older than its --ttl and no --keep-... of the schedule keeps it, which
+counts as in restic, for each volume: nodeagent schedule retention NAME explains it.
 
 The pods have the image of the agents and an account of their own, node-agent-schedule-NAME. The command may
 be repeated: it changes the schedule to what it says, and to the image of the agents.
-"""
-
-_GET_EXAMPLES: Final = """\
-examples:
-  nodeagent schedule get night -o wide
-        one, with its PVCs
-  nodeagent schedule get -o json
-        {"schedules": [{"name": ..., "schedule": ..., "lastSuccess": ...}], "notes": [...]}
-"""
-
-_RUN_EXAMPLES: Final = """\
-examples:
-  nodeagent schedule run night --dry-run
-        show what a run would back up and delete now; nothing is changed
-  nodeagent schedule run night
-        run it now, with your own permissions
 """
 
 _RETENTION_EXAMPLES: Final = """\
@@ -96,20 +70,9 @@ It shows what the next run would do now, and deletes nothing.
 _RENEW_EXAMPLES: Final = """\
 examples:
   nodeagent schedule renew night
-        one schedule
-  nodeagent schedule renew
-        all of them, after an update of the agents by other means than nodeagent install
 
 A schedule keeps its image, its permissions and the rules by which it deletes until it is renewed. One that is
 applied from files, such as by kubectl apply, is left alone and named.
-"""
-
-_DELETE_EXAMPLES: Final = """\
-examples:
-  nodeagent schedule delete night
-        delete the CronJob, its account and its roles
-
-Backups stay; another schedule with --ttl deletes those that are expired.
 """
 
 _HEADERS: Final = ("NAME", "SCHEDULE", "TTL", "KEEP", "LAST RUN", "LAST SUCCESS", "NEXT RUN", "RUNNING")
@@ -174,14 +137,14 @@ async def _create(name: str, access: ClusterAccess, form: OutputFormat, choice: 
     printer.note(VOLUMES_ONLY)
 
 
-@schedule.command("get", epilog=_GET_EXAMPLES)
+@schedule.command("get", epilog="examples:\n  nodeagent schedule get night -o wide\n")
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete)
 @cli.output_option
 @cli.workload_options
 async def _get(
     names: tuple[str, ...], form: OutputFormat, access: ClusterAccess, cluster: Connection, printer: Printer
 ) -> None:
-    """List schedules, with their last and next run."""
+    """List schedules, with their last and next run. With -o wide, also their PVCs."""
     found, now, wide = await _find(cluster, names), cluster.time.now(), form is OutputFormat.WIDE
     renewals = [
         f"schedule {one.name} deletes by older rules of retention: run "
@@ -220,7 +183,7 @@ def _row(one: store.Schedule, now: datetime, *, wide: bool) -> list[Cell]:
     return [*cells, one.claims, one.method, one.location or NONE, format_ago(one.created, now)] if wide else cells
 
 
-@schedule.command("run", epilog=_RUN_EXAMPLES)
+@schedule.command("run", epilog="examples:\n  nodeagent schedule run night --dry-run\n")
 @click.argument("name", metavar="NAME", shell_complete=_complete)
 @cli.dry_run_option
 @cli.workload_options
@@ -288,11 +251,11 @@ async def _renew(names: tuple[str, ...], cluster: Connection, printer: Printer) 
         raise ScheduleError("; ".join(failures))
 
 
-@schedule.command("delete", epilog=_DELETE_EXAMPLES)
+@schedule.command("delete", epilog="examples:\n  nodeagent schedule delete night\n")
 @click.argument("name", metavar="NAME", shell_complete=_complete)
 @cli.workload_options
 async def _delete(name: str, cluster: Connection, printer: Printer) -> None:
-    """Delete a schedule; its backups stay."""
+    """Delete a schedule; its backups stay. Another schedule with --ttl deletes what is expired."""
     request = await store.read_request(cluster.client, cluster.namespace, name)
     await store.delete_schedule(store.OwnedObjects(Session.of(cluster, printer.note), request, printer.line))
     printer.note(f"the backups of schedule {name} stay: nodeagent backup get shows them")

@@ -233,10 +233,8 @@ _QUIET_SECONDS: Final = 4.0
 
 _EXAMPLES: Final = """\
 examples:
-  nodeagent status -n velero
-        health and why, queue, transfers with rate and time left, nodes, repositories, configuration
   nodeagent status -w
-        the same, live; Ctrl-C ends it
+        health and why, queue, transfers, nodes, repositories, configuration, live; Ctrl-C ends it
   nodeagent status --wait-idle --timeout 2h
         wait until no transfer is pending or running
   nodeagent status -o json | jq -r '.health, .findings[].message'

@@ -25,11 +25,6 @@ examples:
   nodeagent support-bundle --output bundle.tar.gz --namespace staging
         into that file, which must not exist
 
-content:
-  custom resources, pods of agents and data movers, Events, nodes, classes and definitions, by a list of
-  fields; the configuration; the ends of logs; /status and /metrics of agents, with the permission to get
-  pods/proxy
-
 Never in it: Secrets, values of environment variables, the annotation last-applied-configuration, fields
 that are not listed. What has the form of a secret is replaced by ***. Read it before you pass it on: names
 stay.

@@ -14,8 +14,6 @@ _HEADERS: Final = ("NODE", "VERSION", "READY", "IMAGE", "POD")
 
 _EXAMPLES: Final = """\
 examples:
-  nodeagent version --namespace staging
-        this command and the agents of that namespace
   nodeagent version --client-only
         this command alone; no cluster is needed
   nodeagent version -o json | jq -r '.agents[] | select(.version != "0.1.0") | .node'

@@ -1,6 +1,6 @@
 """Backups and restores as people and programs see them: the transfers of one name, put together. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -289,6 +289,14 @@ def _decide_phase(phases: Sequence[Phase], *, missing: int, canceling: bool) -> 
 def _count_completed(group: Backup | Restore) -> str:
     completed = sum(one.phase is Phase.COMPLETED for one in group.volumes)
     return f"{completed}/{len(group.volumes) + group.missing + group.unreadable}"
+
+
+def find_difference(group: Backup | Restore, volumes: Collection[str]) -> str | None:
+    """Return what the group has that one of these volumes, as `NAMESPACE/PVC`, does not have; None: nothing."""
+    others = sorted({f"{one.namespace}/{one.claim}" for one in group.volumes}.difference(volumes))
+    if others:
+        return f"the volume {others[0]}"
+    return f"{group.expected} volumes instead of {len(volumes)}" if group.expected not in {None, len(volumes)} else None
 
 
 def explain_end(group: Backup | Restore) -> str | None:

@@ -9,7 +9,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 from client.backups.plan import ClaimName
-from client.collections.collection import delete_waiting_pods
+from client.collections.collection import Restores, delete_waiting_pods
+from client.collections.models import find_difference
 from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import RestoreError, SavedVolume
 from client.session import Session, StepTimeoutError
@@ -46,6 +47,14 @@ async def plan_restore(
         await _check_target(tools.client, one)
     await _check_classes(tools, planned)
     return planned
+
+
+async def check_name(tools: Session, request: RequestedRestore, volumes: Sequence[SavedVolume]) -> None:
+    """Check that a restore of this name, which would be continued, is of these volumes; RestoreError: it is not."""
+    existing = await Restores(tools.client, request.namespace).find_existing(request.name)
+    wanted = {str(PlannedRestore(request, one, len(volumes)).target) for one in volumes}
+    if existing is not None and (difference := find_difference(existing, wanted)):
+        raise RestoreError(f"restore {request.name} exists already, and has {difference}: choose another name")
 
 
 def _check_mappings(planned: Sequence[PlannedRestore]) -> None:

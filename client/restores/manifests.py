@@ -12,6 +12,7 @@ from client.backups.manifests import OPERATION_TIMEOUT, is_reserved, transfer_na
 from client.backups.plan import ClaimName
 from client.collections.collection import WaitingPod
 from client.restores.sources import RestoreError, SavedVolume
+from client.text import format_bytes
 from core.contract import VolumeMode
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, POD_VOLUME_RESTORES, PODS, Resource
 from core.kube.types import Manifest, OwnerRef, UncheckedObject
@@ -107,7 +108,7 @@ class PlannedRestore:
         """Return the PVC. No provisioner fills it, unless a pod waits in it: it selects the volume that is restored.
 
         Raises:
-            RestoreError: its size is not known, its class makes no volume, or its volume can have no files.
+            RestoreError: its size is not known or too small, its class makes no volume, or its volume has no files.
         """
         claim = self.volume.claim
         if self.by_pod and (self.volume.by_block or claim.volume_mode == VolumeMode.BLOCK):
@@ -121,6 +122,9 @@ class PlannedRestore:
             raise RestoreError(
                 f"PVC {self.volume.name}: its backup does not say its size: set --size, and --storage-class"
             )
+        if not claim.size and self.volume.size_bytes > parse_quantity(self.size):
+            data = format_bytes(self.volume.size_bytes)
+            raise RestoreError(f"PVC {self.volume.name}: its backup has {data}: set a larger --size than {self.size}")
         labels = {key: value for key, value in claim.labels.items() if not is_reserved(key)}
         spec: Manifest = {
             "accessModes": list(claim.access_modes or _DEFAULT_MODES),

@@ -14,6 +14,7 @@ from core.contract import parse_result
 from core.errors import AgentError
 from core.models.backups import SavedClaim
 from core.models.base import WireModel
+from core.models.verification import is_damaged
 from core.mover_specs import ListSnapshots
 from core.snapshot_contract import STORED_LINE, SnapshotListing, StoredSnapshot
 from core.text import guess, hinted
@@ -106,7 +107,7 @@ class SavedVolume:
     """A volume in a bucket: its snapshot, the repository by its namespace and location, and the PVC as it was.
 
     Only the names of the PVC are known if it has no `size`. `size_bytes` is the size of its files; 0: not known.
-    `by_block`: a device was stored, also of a PVC with a file system.
+    `by_block`: a device was stored, also of a PVC with a file system. `doubt` is what speaks against it; "": nothing.
     """
 
     snapshot_id: str
@@ -115,6 +116,7 @@ class SavedVolume:
     claim: SavedClaim
     size_bytes: int = 0
     by_block: bool = False
+    doubt: str = ""
 
     @property
     def name(self) -> ClaimName:
@@ -161,7 +163,10 @@ def _of_transfer(one: BackupVolume) -> SavedVolume:
         shown = f"{one.kind} {one.transfer} of {one.namespace}/{one.claim}"
         raise RestoreError(f"{shown}: the volume had no PVC: name the volumes to restore by --pvc")
     claim = one.saved or SavedClaim(namespace=one.namespace, name=one.claim)
-    return SavedVolume(one.snapshot_id, one.namespace, one.location, claim, one.total_bytes, one.by_block)
+    doubt = one.shrunk.text if one.shrunk and one.shrunk.acknowledged is None else ""
+    if is_damaged(one.verification):
+        doubt = "its last verification failed"
+    return SavedVolume(one.snapshot_id, one.namespace, one.location, claim, one.total_bytes, one.by_block, doubt)
 
 
 def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:

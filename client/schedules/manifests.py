@@ -51,6 +51,7 @@ DELETION_PERMISSIONS: Final = (
 
 SCHEDULED_PERMISSIONS: Final = (
     *(one for one in BACKUP_PERMISSIONS if one.verbs != ("patch",)),
+    everywhere(kube.VOLUME_SNAPSHOTS, "list", "snapshots that a run that was killed has left"),
     own(kube.JOBS, "get", "the time of the run, which names the backup"),
 )
 """What the account of a schedule has: on PVCs, snapshots and pods, in the namespaces of the PVCs alone."""

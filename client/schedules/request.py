@@ -221,7 +221,9 @@ def _parse_ttl(text: str) -> timedelta | None:
 
 def read_cron_job(cron_job: UncheckedObject) -> ScheduleRequest:
     """Return the schedule of a batch/v1 CronJob; ConfigError: the command line of its pods cannot be read."""
-    return parse_run(schedule_words(cron_job)[1:])[0]
+    meta = cron_job["metadata"]
+    with Translated(ConfigError, ConfigError, f"CronJob {meta['namespace']}/{meta['name']} cannot be read"):
+        return parse_run(schedule_words(cron_job)[1:])[0]
 
 
 class ExplainedCopy(WireModel):

@@ -10,8 +10,8 @@ from msgspec import structs
 from client.backups.delete import DeletionPlan, DeletionWish, check_plan, execute_plan, plan_deletion
 from client.backups.deletion_jobs import DeletionGuard, DeletionRecord, hold_deletions
 from client.backups.deletion_report import BackupDeletion, build_deletion, build_report
-from client.backups.manifests import BackupError, BackupRequest, PlannedVolume
-from client.backups.plan import check_backup, plan_backup, start_backup
+from client.backups.manifests import BackupError, BackupRequest, Method, PlannedVolume
+from client.backups.plan import check_backup, delete_abandoned, plan_backup, start_backup
 from client.collections.collection import Backups, VolumeProgress
 from client.collections.models import Backup, explain_end
 from client.schedules.request import ScheduleRequest
@@ -152,6 +152,8 @@ async def _plan(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun
 
 
 async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun) -> None:
+    if request.choice.required_method is not Method.FS_BACKUP:
+        await delete_abandoned(tools.session, request.name, request.claim_namespaces)
     volumes = await _plan(tools, request, run)
     missing = await start_backup(tools.session, volumes)
     run.failures += missing

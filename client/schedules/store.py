@@ -79,6 +79,20 @@ class OwnedObjects:
             raise ConfigError(f"{place_of(manifest)} exists, and is not of schedule {schedule}: it is left alone")
         return stored
 
+    async def check(self, manifest: Manifest) -> Object | None:
+        """Return the object that exists; of one that does not, check by a dry run that it could be created.
+
+        Raises:
+            ConfigError: it is not of the schedule.
+            KubeError: it could not be created, such as in a namespace that does not exist.
+        """
+        stored = await self.read(manifest)
+        kind, _, name = _key_of(manifest)
+        # A binding may only be created once its role is there.
+        if stored is None and "roleRef" not in manifest and (kind, name) not in _SHARED:
+            await self.tools.client.try_create(kube.BY_KIND[kind], manifest)
+        return stored
+
     async def find_roles(self, known: Sequence[Manifest], keep: Iterable[Manifest] = ()) -> list[Manifest | Object]:
         """Return the schedule's roles and bindings, those that are `known` and those with its label, but not `keep`."""
         kept = {_key_of(one) for one in keep}
@@ -203,12 +217,13 @@ async def apply_schedule(owned: OwnedObjects, objects: Sequence[Manifest]) -> Ap
 
     Raises:
         ConfigError: an object of a name that it needs is not of the schedule; nothing was changed.
-        KubeError: the API server rejected a request; what was created stays, and the command may be repeated.
+        KubeError: one cannot be created, and nothing was changed; or a request was rejected after the check: what was
+            created stays, and the command may be repeated.
     """
     *others, cron_job = objects
-    stored = await owned.read(cron_job)
+    stored = await owned.check(cron_job)
     for manifest in others:
-        await owned.read(manifest)
+        await owned.check(manifest)
     results = [await owned.put(manifest) for manifest in others]
     if stored is not None:
         known: list[Manifest] = []
@@ -228,7 +243,7 @@ async def find_schedules(client: KubeClient, namespace: str, names: Sequence[str
         try:
             found.append(_build(raw, read_cron_job(raw), now))
         except (ConfigError, ContractError) as e:
-            notes.append(f"CronJob {namespace}/{raw['metadata']['name']} cannot be read: {e}")
+            notes.append(str(e))
     return ScheduleList(schedules=found, notes=notes)
 
 

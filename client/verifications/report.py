@@ -108,14 +108,12 @@ def describe_volume(
     )
 
 
-def explain_report(report: VerificationReport, skipped: Sequence[str] = ()) -> str | None:
-    """Return which volume did not pass, and why, is not recorded, or was skipped; None: all are right."""
+def explain_report(report: VerificationReport) -> str | None:
+    """Return which volume did not pass, and why, or is not recorded; None: all are right."""
     order = (VolumeOutcome.FAILED, VolumeOutcome.UNVERIFIED)
     bad = sorted((one for one in report.volumes if one.outcome in order), key=lambda one: order.index(one.outcome))
     if bad:
         more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
         return f"PVC {bad[0].namespace}/{bad[0].claim} is {bad[0].outcome}: {bad[0].message or 'no cause'}{more}"
     lost = [one for one in report.volumes if one.at is None]
-    if lost:
-        return f"the result of PVC {lost[0].namespace}/{lost[0].claim} could not be recorded"
-    return next(iter(skipped), None)
+    return f"the result of PVC {lost[0].namespace}/{lost[0].claim} could not be recorded" if lost else None

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from core.kube.resources import Resource
+from core.kube.resources import DAEMON_SETS, Resource
 from nodeagent.__main__ import main
 from nodeagent.runtime.permissions import Permission
 from tests.support.apiserver import ApiServer
@@ -35,6 +35,13 @@ class Person:
 
     def prepare(self) -> None:
         """Create what the commands are about."""
+
+    def install_agents(self) -> None:
+        """Create the DaemonSet of agents, as if one were ready."""
+        labels = {"role": "node-agent"}
+        template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+        self.create(DAEMON_SETS, "node-agent", spec={"selector": {"matchLabels": labels}, "template": template})
+        self.set_status(DAEMON_SETS, "node-agent", numberReady=1)
 
     def grant(self, permissions: Sequence[Permission]) -> None:
         grant(self.api, self.namespace, "user", permissions)

@@ -8,7 +8,6 @@ import pytest
 from client.permissions import BACKUP_PERMISSIONS
 from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
-    DAEMON_SETS,
     DATA_UPLOADS,
     PERSISTENT_VOLUME_CLAIMS,
     POD_VOLUME_BACKUPS,
@@ -32,12 +31,7 @@ class Backups(Person):
 
     def prepare(self) -> None:
         driver = f"{self.namespace}.example.com"
-        template = {
-            "metadata": {"labels": {"role": "node-agent"}},
-            "spec": {"containers": [{"name": "c", "image": "i"}]},
-        }
-        selector = {"matchLabels": {"role": "node-agent"}}
-        self.create(DAEMON_SETS, "node-agent", spec={"selector": selector, "template": template})
+        self.install_agents()
         self.create(BACKUP_STORAGE_LOCATIONS, "default", spec={"provider": "aws", "objectStorage": {"bucket": "b"}})
         self.create(STORAGE_CLASSES, self.namespace, provisioner=driver)
         self.create(VOLUME_SNAPSHOT_CLASSES, self.namespace, driver=driver, deletionPolicy="Delete")

@@ -20,6 +20,7 @@ class _Cluster(Person):
 
     def prepare(self) -> None:
         namespace = self.namespace
+        self.install_agents()
         self.create(STORAGE_CLASSES, namespace, provisioner="p.example.com")
         claim = SavedClaim(
             namespace=namespace, name="data", size="1Gi", storage_class=namespace, access_modes=("ReadWriteOnce",)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from client.install.manifests import build_everything, read_definitions
+from client.installation import explain_no_agents
 from client.permissions import UNINSTALL_PERMISSIONS, VERSION_PERMISSIONS, delete_permissions, installer_permissions
 from core.kube.resources import (
     BACKUP_REPOSITORIES,
@@ -208,5 +209,5 @@ def test_versions_of_client_and_agents(installer: Installer) -> None:
     document = json.loads(found.out)
     assert document["client"] == VERSION
     assert document["agents"] == [{"node": "node-a", "pod": "agent", "version": "", "image": "i", "ready": True}]
-    absent = f"DaemonSet {installer.namespace}/node-agent does not exist: use --namespace, or install the agent"
+    absent = explain_no_agents(installer.namespace)
     assert document["notes"] == [f"the agents are not of this version: {absent}"]

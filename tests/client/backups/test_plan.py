@@ -266,6 +266,17 @@ async def test_the_snapshot_of_another_run_which_may_go_on_stays() -> None:
     assert len(scene.made) == 5
 
 
+@pytest.mark.parametrize(("phase", "left"), [("New", True), ("Prepared", False), ("Failed", False)])
+async def test_a_snapshot_that_another_run_s_transfer_no_longer_needs_is_deleted(phase: str, left: bool) -> None:
+    """Two runs are planned at once; the snapshot of the first one is handed over before the second one makes its."""
+    scene, volumes = await _planned()
+    await start_backup(scene.tools, volumes)
+    await scene.client.delete(VOLUME_SNAPSHOTS, "app", volumes[0].name)
+    scene.move("data", phase)
+    assert await start_backup(scene.tools, volumes) == []
+    assert (f"VolumeSnapshot/{volumes[0].name}" in scene.made, len(scene.made)) == (left, 4 + left)
+
+
 @pytest.mark.parametrize("in_pod", [True, False])
 @pytest.mark.parametrize("checked", [True, False])
 async def test_the_snapshot_of_an_earlier_pod_goes_with_the_rejection_of_its_transfer(

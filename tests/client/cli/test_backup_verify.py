@@ -13,7 +13,7 @@ from client.verifications.report import VerificationReport, VerifiedVolume, desc
 from client.verifications.verify import VerificationRequest
 from core.models.verification import VerifiedSnapshot
 from tests.client.support.commands import SceneShell, assert_document, open_scene
-from tests.client.support.restore_scene import RestoreScene
+from tests.client.support.restore_scene import FILES, RestoreScene
 from tests.client.support.verification_scene import failed, passed
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.support.golden import assert_golden_text
@@ -71,6 +71,21 @@ def test_programs_get_a_document_of_the_schema(shell: _Shell) -> None:
     done = shell.run("night", "-o", "json")
     assert done.code == 1
     assert_document("backup-verify", VerificationReport, done.out)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"volumes": "3"}, "Incomplete: not verified: 1 volumes that have no transfer"),
+        ({"phase": "Failed"}, "PartiallyFailed: not verified: DataUpload night-files of PVC db/files is Failed"),
+    ],
+    ids=["missing", "failed"],
+)
+def test_a_volume_that_is_not_in_the_bucket_is_exit_code_1(change: dict[str, str], why: str, shell: _Shell) -> None:
+    shell.scene.put_upload(FILES, "s2", **change)
+    done = shell.run("night")
+    assert (done.code, done.err.splitlines()[-1]) == (1, f"error: backup night is {why}")
+    assert shell.run("night", "--pvc", "app/data").code == 0
 
 
 def test_options_choose_volumes_share_and_way(shell: _Shell) -> None:

@@ -118,6 +118,35 @@ def test_a_restore_of_what_a_bucket_holds(shell: _Shell) -> None:
     chosen = ("--from-backup", "night", "--from-storage-location", "default", "--pvc", "app/data")
     assert shell.run("restore", "create", "one", *chosen).code == 0
     assert shell.asked == [("default", ()), ("default", ("app",))]
+    more = shell.run("restore", "create", "one", "--from-backup", "night")
+    assert (more.code, len(shell.scene.downloads)) == (1, 2)
+    assert "restore one exists already, and has 1 volumes instead of 2: choose another name" in more.err
+
+
+def test_without_agents_nothing_is_created_and_without_a_ready_one_a_note_says_so(shell: _Shell) -> None:
+    (agents,) = shell.scene.kube.objects(DAEMON_SETS)
+    words = ("restore", "create", "back", "--from-backup", "night")
+    shell.scene.kube.put(agents | {"status": {"numberReady": 0}})
+    assert "note: DaemonSet velero/node-agent has no ready agent: transfers wait for one\n" in shell.run(*words).err
+    shell.scene.kube.fail_next("GET", "/daemonsets/node-agent", 404)
+    done = shell.run(*words[:2], "other", *words[3:])
+    absent = "error: DaemonSet velero/node-agent does not exist: run nodeagent install, or set --agent-namespace\n"
+    assert (done.code, done.err, len(shell.scene.downloads)) == (1, absent, 2)
+
+
+def test_a_backup_that_is_damaged_or_shrunk_is_noted(shell: _Shell) -> None:
+    marks = {
+        "verification": '{"at":"2026-11-20T12:00:00Z","outcome":"failed"}',
+        "shrunk": '{"bytes":1,"fullBytes":100}',
+    }
+    for claim, (mark, text) in zip((DATA, FILES), marks.items(), strict=True):
+        raw = shell.scene.put_upload(claim, f"s-{claim.name}")
+        raw["metadata"]["annotations"][f"nodeagent.io/{mark}"] = text
+        shell.scene.kube.put(raw)
+    done = shell.run("restore", "create", "back", "--from-backup", "night")
+    assert done.code == 0
+    assert "note: the backup of PVC app/data is in doubt: its last verification failed\n" in done.err
+    assert "PVC db/files is in doubt: shrunk: the volume has 1 bytes, and had 100 bytes\n" in done.err
 
 
 def test_a_velero_server_is_to_be_asked(shell: _Shell) -> None:

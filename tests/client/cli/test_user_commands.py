@@ -16,7 +16,7 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from client.cli import run_restore_test, run_schedule
+from client.cli import options, run_restore_test, run_schedule
 from client.cli.options import confirm
 from client.cli.user_commands import _root
 from client.session import interrupted_by_signals
@@ -79,10 +79,15 @@ def test_a_shell_completes_commands() -> None:
     assert done.stdout == "plain,describe\n"
 
 
-@pytest.mark.parametrize("fault", [403, "lost"])
-def test_a_shell_completes_no_unread_names(monkeypatch: pytest.MonkeyPatch, fault: Literal["lost"] | int) -> None:
+@pytest.mark.parametrize("fault", [403, "lost", None])
+def test_a_shell_completes_no_unread_names(
+    monkeypatch: pytest.MonkeyPatch, fault: Literal["lost"] | int | None
+) -> None:
     scene = UserScene()
-    scene.kube.fail_next("GET", "/backuprepositories", fault, times=9)
+    if fault is not None:
+        scene.kube.fail_next("GET", "/backuprepositories", fault, times=9)
+    else:
+        monkeypatch.setattr(options, "_COMPLETION_SECONDS", 0.0)
     reach(lambda: scene.kube, monkeypatch)
     complete = ShellComplete(_root, {}, "nodeagent", "_NODEAGENT_COMPLETE")
     assert complete.get_completions(["repo", "describe", "-n", "velero"], "ap") == []

@@ -91,6 +91,8 @@ def test_size_and_class_are_given_where_the_backup_has_the_names_only() -> None:
     assert (spec["storageClassName"], spec["accessModes"]) == ("slow", ["ReadWriteOnce"])
     spec = PlannedRestore(request, saved(DATA), 1).build_claim()["spec"]
     assert (spec["storageClassName"], spec["resources"]["requests"]["storage"]) == ("fast", "2Gi"), "as it says itself"
+    with pytest.raises(RestoreError, match=r"PVC app/old: its backup has 3\.0 GiB: set a larger --size than 3G$"):
+        PlannedRestore(replace(request, size="3G"), replace(saved(claim), size_bytes=3 << 30), 1).build_claim()
     request = RequestedRestore("b", "v", size="1Gi")
     assert "storageClassName" not in PlannedRestore(request, saved(claim), 1).build_claim()["spec"]
 

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from client.backups.copies import KeepPolicy, KeepRule
-from client.backups.plan import Choice, ClaimName
+from client.backups.plan import Choice, ClaimName, plan_backup
 from client.schedules.scheduled_run import ScheduleError, preview_schedule, run_schedule
-from core.kube.resources import CONFIG_MAPS, PERSISTENT_VOLUME_CLAIMS
+from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS
 from core.models.backups import read_report
 from core.models.verification import VerificationOutcome
 from tests.client.support.schedule_scene import DATA, ScheduleScene
@@ -110,7 +111,7 @@ async def test_a_namespace_that_was_deleted_does_not_fail_the_pvcs_of_others(sce
     gone = ClaimName("old", "data")
     for claims, made in (((gone,), 0), ((DATA, _FILES, gone), 2)):
         scene.end_backups()
-        scene.kube.fail_next("GET", "/namespaces/old/", 403)
+        scene.kube.fail_next("GET", "/namespaces/old/", 403, times=2)
         with pytest.raises(ScheduleError, match=r"^PVC old/data cannot be backed up: get [^;]*: 403 [^;]*$"):
             await run_schedule(scene.tools(), scene.request(*claims))
         assert len(scene.made) == made
@@ -172,6 +173,33 @@ async def test_a_backup_has_no_more_volumes_than_it_began_with(scene: ScheduleSc
     with pytest.raises(ScheduleError, match=f"^{left_out}$"):
         await run_schedule(scene.tools("night-1"), request)
     assert scene.lines[-1] == "backup night-20261121120000 is Completed: 2/2 volumes"
+
+
+async def test_the_snapshots_of_a_killed_run_go_with_a_later_one(scene: ScheduleScene) -> None:
+    """But not a recent one, one that has a transfer, or one of anything else."""
+    made = {}
+    others: dict[str, Any] = {"other": {"schedule": "day"}, "command": {"schedule": None}}
+    others["elsewhere"] = {"namespace": "velero-2"}
+    for name, more in {"left": {}, "used": {}, **others}.items():
+        (volume,) = await plan_backup(
+            scene.claims.tools, scene.claims.request(name, schedule="night"), scene.request().choice
+        )
+        volume = replace(volume, request=replace(volume.request, **more))
+        made[name] = await scene.claims.client.create(VOLUME_SNAPSHOTS, volume.build_snapshot() or {})
+        if name == "used":
+            await scene.claims.client.create(DATA_UPLOADS, volume.build_transfer())
+    kept = set(scene.old.names(VOLUME_SNAPSHOTS))
+    for hours, gone in ((1, set()), (1.1, {made["left"]["metadata"]["name"]})):
+        scene.clock.seconds = hours * 3600
+        scene.end_backups()
+        await run_schedule(scene.tools(), scene.request())
+        left = {one["metadata"]["name"] for one in scene.kube.objects(VOLUME_SNAPSHOTS)}
+        assert kept - left == gone
+    assert scene.old.notes == [f"deleted VolumeSnapshot app/{name}, left by a run that was killed" for name in gone]
+    scene.kube.fail_next("GET", "/volumesnapshots", 403, message="may not list")
+    scene.end_backups()
+    await run_schedule(scene.tools(), scene.request())
+    assert scene.old.notes[-1].startswith("VolumeSnapshots that killed runs of schedule night left may stay: list ")
 
 
 async def test_a_location_that_refuses_fails_the_run_and_keeps_the_backups(scene: ScheduleScene) -> None:

@@ -114,6 +114,14 @@ async def test_another_cron_job_of_the_name_is_left_alone(scene: ScheduleScene) 
         await _delete(scene)
 
 
+@pytest.mark.parametrize("path", ["/namespaces/app/roles", "/cronjobs"])
+async def test_what_cannot_be_created_is_found_before_anything_is(path: str, scene: ScheduleScene) -> None:
+    scene.kube.fail_next("POST", path, 404, message='namespaces "app" not found')
+    with pytest.raises(NotFoundError, match='namespaces "app" not found'):
+        await _create(scene)
+    assert (scene.old.names(SERVICE_ACCOUNTS), _roles(scene)) == (set(), set())
+
+
 @pytest.mark.parametrize("interrupted", range(8))
 async def test_a_deletion_that_was_interrupted_is_repeated(scene: ScheduleScene, interrupted: int) -> None:
     await _create(scene)
@@ -145,6 +153,8 @@ async def test_a_cron_job_of_another_version_is_a_note(scene: ScheduleScene) -> 
     found = await _find(scene)
     assert found.schedules == []
     assert found.notes[0].startswith("CronJob velero/night cannot be read: unrecognized arguments: --later")
+    with pytest.raises(ConfigError, match=r"^CronJob velero/night cannot be read: unrecognized arguments: --later"):
+        await _delete(scene)
 
 
 async def _create_old(scene: ScheduleScene) -> JsonDict:
@@ -201,7 +211,7 @@ async def test_one_that_cannot_be_renewed_is_named_and_the_others_are_renewed(sc
     scene.kube.put(later | {"spec": later["spec"] | {"jobTemplate": {"spec": {"template": template}}}})
     unknown, unreadable = await _renew(scene)
     assert unknown == "schedule copy was not renewed: its pods run schedule night of namespace velero"
-    assert unreadable.startswith("schedule later was not renewed: unrecognized arguments: --later")
+    assert unreadable.startswith("schedule later was not renewed: CronJob velero/later cannot be read: unrecognized ")
     assert scene.lines == ["schedule night: renewed"]
 
 
