@@ -312,11 +312,15 @@ _MARK: Final = ".nodeagent-restore-unfinished"
 
 
 def mark_unfinished(target: Path, _: ShouldStop) -> None:
-    """Mark a target into which kopia writes files, and wait until the mark is on the disk; raises OSError."""
-    with opened(target / _MARK, NEW) as fd:
-        os.fsync(fd)
-    with suppress(OSError), opened(target, os.O_RDONLY | os.O_DIRECTORY) as root:
-        os.fsync(root)
+    """Mark a target into which kopia writes files, and wait until the mark is on the disk.
+
+    One that does not take it, for example since it is full, may take what kopia writes.
+    """
+    with suppress(OSError):
+        with opened(target / _MARK, NEW) as fd:
+            os.fsync(fd)
+        with opened(target, os.O_RDONLY | os.O_DIRECTORY) as root:
+            os.fsync(root)
 
 
 def is_unfinished(target: Path, _: ShouldStop) -> bool:

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,8 +162,9 @@ async def test_a_directory_that_the_backup_would_leave_out_stays_in_the_place_of
     assert "setting DeleteExtraFiles" not in str(failed.value)
 
 
-async def test_files_of_an_interrupted_restore_into_an_empty_volume_are_all_written_again(
-    bed: VolumeBed, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("interrupted", [{"in_place": INCREMENTAL}, {"in_use": True}], ids=["in place", "of a pod"])
+async def test_files_of_an_interrupted_restore_by_kopia_are_all_written_again(
+    bed: VolumeBed, monkeypatch: pytest.MonkeyPatch, interrupted: dict[str, Any]
 ) -> None:
     """After a power loss they may have size and time, which kopia sets, and zeros as content."""
     source, volume = make_tree(bed.folder / "source"), bed.folder / "volume"
@@ -179,8 +181,9 @@ async def test_files_of_an_interrupted_restore_into_an_empty_volume_are_all_writ
 
     with monkeypatch.context() as patched:
         patched.setattr("datamover.data_path.restore.sync_file_system", lose_power)
-        with pytest.raises(DataPathError, match="the power failed"):
-            await bed.restore_in_place(snapshot_id)
+        for _ in range(2):
+            with pytest.raises(DataPathError, match="the power failed"):
+                await bed.restore(snapshot_id, volume, **interrupted)
     assert (await bed.restore_in_place(snapshot_id)).fallback_full is True
     assert describe_tree(volume) == describe_tree(source)
     assert (await bed.restore_in_place(snapshot_id)).incremental_bytes == 0
