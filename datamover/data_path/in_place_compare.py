@@ -19,7 +19,7 @@ from core.errors import DataPathError
 from core.models.base import JsonDict
 from core.models.transfer_settings import DELETE_EXTRA_FILES, Exclusions, InPlace
 from datamover.data_path import stage
-from datamover.data_path.file_names import mangle
+from datamover.data_path.file_names import is_kept, mangle
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import named, read_targets
 from datamover.data_path.refused import Directories, Unit
@@ -136,14 +136,24 @@ class ExtraFiles:
             with open_below(fd, os.fsencode(below)) as opened:
                 above = join(directory, below) if below else directory
                 # The snapshot has nothing below.
-                wanted, known = ((lambda _: False), True) if below else (is_wanted, not search)
+                wanted, known = (None, True) if below else (is_wanted, not search)
                 names = self._delete_in(opened, above, wanted, stop, holding=holding, known=known)
             left += [f"{below}/{name}" if below else name for name in names]
 
     def _delete_in(
-        self, fd: int, directory: bytes, is_wanted: _IsWanted, stop: ShouldStop, *, holding: set[bytes], known: bool
+        self,
+        fd: int,
+        directory: bytes,
+        is_wanted: _IsWanted | None,
+        stop: ShouldStop,
+        *,
+        holding: set[bytes],
+        known: bool,
     ) -> set[str]:
-        """Delete what is not wanted, and return the names of what holds something excluded."""
+        """Delete what is not wanted, and return the names of what holds something excluded.
+
+        What kopia never keeps, such as a pipe, stays, unless the snapshot lacks the directory: `is_wanted` is None.
+        """
         found, names = True, set[str]()
         # A file system may leave out entries of a directory that changes while it is read.
         while found and not stop():
@@ -151,10 +161,12 @@ class ExtraFiles:
             with os.scandir(fd) as entries:
                 for entry in entries:
                     path, name = join(directory, entry.name), entry.name
-                    if is_wanted(os.fsencode(name)) or name in names:
+                    if name in names or (is_wanted is not None and is_wanted(os.fsencode(name))):
                         continue
-                    if (not directory and stage.is_kept_at_root(name)) or (
-                        self.exclude and self._is_excluded(fd, entry, path)
+                    if (
+                        (not directory and stage.is_kept_at_root(name))
+                        or (is_wanted is not None and not is_kept(entry))
+                        or (self.exclude and self._is_excluded(fd, entry, path))
                     ):
                         self.on_kept(path)
                         continue
