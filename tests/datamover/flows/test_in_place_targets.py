@@ -1,5 +1,6 @@
 """Restores in place into volumes with little room, other volumes or immutable files, and of large directories."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -40,7 +41,17 @@ async def test_large_directories_are_restored_in_several_runs_of_kopia(
     assert describe_tree(volume) == before
 
 
-async def test_a_file_without_room_beside_the_old_one_is_written_after_that_is_deleted(bed: VolumeBed) -> None:
+async def test_a_file_without_room_beside_the_old_one_is_written_after_that_is_deleted(
+    bed: VolumeBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot be deleted keeps no other from being restored."""
+    unlink = os.unlink
+
+    def refuse(name: str | bytes, **more: Any) -> None:
+        if name == b"large":
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        unlink(name, **more)
+
     with mounted(bed.volume, "size=40m") as volume:
         make_large_file(volume / "large", 20)
         (volume / "small").write_text("small")
@@ -48,6 +59,11 @@ async def test_a_file_without_room_beside_the_old_one_is_written_after_that_is_d
         snapshot_id = await bed.snapshot()
         make_large_file(volume / "large", 20)
         (volume / "small").write_text("changed")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "unlink", refuse)
+            with pytest.raises(IncompleteRestoreError, match=r": 1 missing: large \(Operation not permitted\)"):
+                await bed.restore_in_place(snapshot_id)
+        assert (volume / "small").read_text() == "small"
         await bed.restore_in_place(snapshot_id)
         assert describe_tree(volume) == before
 
