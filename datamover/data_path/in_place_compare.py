@@ -33,8 +33,8 @@ from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import is_name, join, open_below, show_path
 
-_IsWanted = Callable[[bytes], bool]
-"""Returns whether the snapshot has a name in the directory."""
+_IsWanted = Callable[[bytes], bool] | None
+"""Returns whether the snapshot has a name in the directory; None: it does not have the directory."""
 
 
 async def find_unexplained(kopia: KopiaCaller, snapshot: Snapshot) -> str | None:
@@ -135,25 +135,14 @@ class ExtraFiles:
             below = left.pop()
             with open_below(fd, os.fsencode(below)) as opened:
                 above = join(directory, below) if below else directory
-                # The snapshot has nothing below.
                 wanted, known = (None, True) if below else (is_wanted, not search)
                 names = self._delete_in(opened, above, wanted, stop, holding=holding, known=known)
             left += [f"{below}/{name}" if below else name for name in names]
 
     def _delete_in(
-        self,
-        fd: int,
-        directory: bytes,
-        is_wanted: _IsWanted | None,
-        stop: ShouldStop,
-        *,
-        holding: set[bytes],
-        known: bool,
+        self, fd: int, directory: bytes, is_wanted: _IsWanted, stop: ShouldStop, *, holding: set[bytes], known: bool
     ) -> set[str]:
-        """Delete what is not wanted, and return the names of what holds something excluded.
-
-        What kopia never keeps, such as a pipe, stays, unless the snapshot lacks the directory: `is_wanted` is None.
-        """
+        """Delete what is not wanted, and return the names of what holds something excluded."""
         found, names = True, set[str]()
         # A file system may leave out entries of a directory that changes while it is read.
         while found and not stop():
@@ -165,6 +154,7 @@ class ExtraFiles:
                         continue
                     if (
                         (not directory and stage.is_kept_at_root(name))
+                        # It may have been there when the directory was backed up.
                         or (is_wanted is not None and not is_kept(entry))
                         or (self.exclude and self._is_excluded(fd, entry, path))
                     ):

@@ -429,14 +429,10 @@ _IGNORABLE: Final = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""What ext4 and f2fs ignore in a name. Source: Linux, fs/unicode/mkutf8data.c; Unicode 12.1, DerivedCoreProperties.txt
-(Default_Ignorable_Code_Point)."""
+"""What ext4 and f2fs ignore. Source: Linux, include/linux/unicode.h; Unicode 12.1, Default_Ignorable_Code_Point."""
 
 
 def _fold(name: str) -> str:
-    """Return what any target may take a name for, such as SMB shares, FAT, ext4 and ZFS.
-
-    Names that are alike are only restored one by one: the target itself says what it takes for what.
-    """
+    """Return what any target may take a name for, such as SMB shares, FAT, ext4 or ZFS: each then says so itself."""
     whole = unicodedata.normalize("NFKD", _IGNORABLE.sub("", name))
     return unicodedata.normalize("NFKD", whole.upper().casefold()).rstrip(". ")
