@@ -3,6 +3,7 @@
 import errno
 import os
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,7 +13,7 @@ from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES
 from core.errors import DataPathError, IncompleteRestoreError, KopiaError
 from core.models.base import JsonDict
 from datamover.data_path.probe import Probe
-from datamover.data_path.refused import Directories, Refused, TargetComparison, Unit, find_folded
+from datamover.data_path.refused import Directories, Folded, Refused, TargetComparison, Unit
 from datamover.data_path.stage import PendingUnits
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.work_dir import WorkDir
@@ -136,26 +137,18 @@ async def test_names_that_the_target_takes_for_one_are_missing_and_another_form_
 @pytest.mark.parametrize(
     ("name", "other", "alike"),
     [
-        ("Logo.png", "logo.PNG", True),
-        ("caf\u00e9", "cafe\u0301", True),
-        ("end. ", "end", True),
         ("zero\u200bwidth\ufe0f", "zerowidth", True),
         ("\ufb01le", "file", True),
         ("d\u0131n", "DIN", True),
         ("a\u0345\u0301", "a\u0301\u0399", True),
-        ("a.b", "ab", False),
         ("\u0430", "a", False),
     ],
 )
-async def test_names_that_any_target_may_take_for_one(
-    kopia: StoredDirectories, tmp_path: Path, name: str, other: str, alike: bool
-) -> None:
-    kopia.objects = {"kroot": [_directory("d", 3)], "kd": [_entry(name), _entry(other), _entry("third")]}
-    snapshot = Snapshot("id", "s", "", "kroot", 3, 4, root_entry=_directory("", 4))
-    folded = await find_folded(kopia, snapshot, restore_data_path())
+def test_names_that_any_target_may_take_for_one(name: str, other: str, alike: bool) -> None:
+    folded, names = Folded(), (name, other, "third")
+    folded.add([(Unit(b"d", {}), map(_entry, names))], Directories(BytesIO()), lambda: False)
     assert bool(folded) is folded.has_within(b"d") is alike
-    found = [one for one in (name, other, "third") if folded.has(f"d/{one}".encode())]
-    assert found == ([name, other] if alike else [])
+    assert [one for one in names if folded.has(f"d/{one}".encode())] == ([name, other] if alike else [])
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "a\0b", ""])
