@@ -84,18 +84,15 @@ async def _compare(repository: Repository, old: Snapshot, new: Snapshot) -> int 
 async def find_shrinkage(size: SavedSize, inheritance: Inheritance, attempt: BackupAttempt | None) -> Shrinkage | None:
     """Return from what a file system has shrunk, or None; what was acknowledged is only read if it matters."""
     found = find_full(inheritance.sizes, size)
-    if found is None or attempt is None or not (acknowledged := await attempt.acknowledged()):
+    if found is None or attempt is None or attempt.acknowledged is None:
         return found
-    return find_full(inheritance.sizes, size, acknowledged)
+    return find_full(inheritance.sizes, size, await attempt.acknowledged())
 
 
 _CANCELED_CLEANUP: Final = timedelta(seconds=1)
 """A canceled transfer ends within 2 seconds; if this does not suffice, the next backup of the source cleans up."""
 
 _FAILED_CLEANUP: Final = timedelta(seconds=20)
-
-_CHECKING: Final = "checking the names of files"
-"""The operation, for messages about a long wait."""
 
 _PLACEHOLDER_ERRORS: Final = ("upload error:", "placeholder")
 """kopia's errors for a directory, without its path, and for a file, without the end of its name. Source: kopia 0.23.1,
@@ -171,7 +168,8 @@ class _Backup:
                 answer = await run.back_up(interval, read_all=read_all)
                 # The last parts are uploaded after the last reading.
                 meter.take_counters(answer.counters)
-                wait = partial(data_path.wait_for_progress, inspecting, _CHECKING, lambda: self.names.entries)
+                doing = "checking the names of files"
+                wait = partial(data_path.wait_for_progress, inspecting, doing, lambda: self.names.entries)
                 try:
                     snapshot = await _check_complete(repository.kopia, answer, device_bytes if device else None)
                 except KopiaError as e:

@@ -30,7 +30,6 @@ from datamover.runtime.child import WRITING, sync_device
 from datamover.runtime.work_dir import attempting
 
 _PUNCH_HOLE: Final = 0x02
-
 _KEEP_SIZE: Final = 0x01
 """Source: linux/falloc.h."""
 

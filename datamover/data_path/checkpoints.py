@@ -21,10 +21,6 @@ from datamover.kopia.storage_calls import KopiaCaller
 _logger = logging.getLogger(__name__)
 
 
-async def _list_none() -> Collection[str]:
-    return ()
-
-
 @dataclass(frozen=True)
 class BackupAttempt:
     """One attempt of a transfer.
@@ -40,7 +36,7 @@ class BackupAttempt:
     is_alone: Callable[[], Awaitable[bool]]
     check: Callable[[], Awaitable[None]]
     starts: tuple[datetime, ...] = ()
-    acknowledged: Callable[[], Awaitable[Collection[str]]] = _list_none
+    acknowledged: Callable[[], Awaitable[Collection[str]]] | None = None
 
     @property
     def tags(self) -> dict[str, str]:

@@ -29,12 +29,11 @@ from datamover.kopia.snapshot_files import convert_mode, parse_mode
 from datamover.kopia.snapshots import Snapshot
 from datamover.kopia.verification import SHOWN_FAULTS, shorten_fault
 from datamover.runtime.cancellation import ShouldStop, run_in_background
-from datamover.runtime.work_dir import open_below, open_fifo, opened, show_path
+from datamover.runtime.work_dir import is_name, open_below, open_fifo, opened, show_path
 
 _PIPE: Final = "snapshot.tar"
 _CHUNK_BYTES: Final = 1 << 20
 
-_UNSAFE: Final = frozenset({b"", b".", b".."})
 _NANOSECONDS: Final = 1_000_000_000
 
 
@@ -171,7 +170,7 @@ class _Comparison:
         self, archive: tarfile.TarFile, entry: tarfile.TarInfo, path: bytes, root: int, stop: ShouldStop
     ) -> None:
         *folders, name = path.split(b"/")
-        if _UNSAFE.intersection((*folders, name)):
+        if not all(map(is_name, os.fsdecode(path).split("/"))):
             self._add(path, "the snapshot has a name that no file can have")
             return
         with open_below(root, b"/".join(folders)) as folder:

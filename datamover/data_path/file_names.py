@@ -175,7 +175,7 @@ def inspect_names(
             for entry in filtered.keep(directory, entries) if filtered is not None else entries:
                 name = os.fsencode(entry.name)
                 report.entries += 1
-                kept = _is_kept(entry)
+                kept = is_kept(entry)
                 report.kept += kept
                 suspects.add_unfound(entry)
                 if not kept and not _is_socket(entry):
@@ -220,7 +220,7 @@ class _Filter:
             path = f"{above}/{name}" if above else name
             if whole or self._leaves_out(entry, path):
                 self._report.entries += 1
-                if _is_kept(entry) and self._report.excluded is not None:
+                if is_kept(entry) and self._report.excluded is not None:
                     self._report.excluded = self._report.excluded.add(escape_controls(path), _size_of(entry))
                     self._report.uncounted += self.skip(directory, entry)
             else:
@@ -315,12 +315,12 @@ class _Suspects:
 
 def _part_of(entry: "os.DirEntry[str]", parts: int) -> int | None:
     """Return the part, from 0, in which a name is compared that kopia may change; None for any other."""
-    if entry.name.isascii() or _REPLACEMENT not in (kept := mangle(os.fsencode(entry.name))) or not _is_kept(entry):
+    if entry.name.isascii() or _REPLACEMENT not in (kept := mangle(os.fsencode(entry.name))) or not is_kept(entry):
         return None
     return crc32(kept.encode()) % parts
 
 
-def _is_kept(entry: "os.DirEntry[str]") -> bool:
+def is_kept(entry: "os.DirEntry[str]") -> bool:
     """Return whether kopia keeps the entry: it skips sockets, pipes and devices, and some links."""
     if entry.is_symlink():
         return not entry.name.endswith(PLACEHOLDER)

@@ -7,8 +7,8 @@ The list is a file in the root of the restored volume, for as long as no workloa
 a fingerprint of its path, inode, size and times. Whatever is done to a file changes its ctime, which no program can
 set: a file with a listed fingerprint has the content, owner and mode that it was listed with. A batch of fingerprints
 is appended once the file system was synced after the files were found, and counts only if it is complete: even after a
-power loss, the list is not ahead of the data. kopia sets a file's times as the last step, which makes its mtime another
-than its ctime. The done file ends the init container `restore-wait`. No link is followed: a tenant may have put it.
+power loss, the list is not ahead of the data. The done file ends the init container `restore-wait`. No link is
+followed: a tenant may have put it.
 Source: kopia 0.23.1, snapshot/restore/local_fs_output.go (WriteFile, setAttributes); Velero v1.18.2,
 pkg/podvolume/restore_micro_service.go (writeCompletionMark), cmd/velero-restore-helper.
 """
@@ -312,11 +312,12 @@ _MARK: Final = ".nodeagent-restore-unfinished"
 
 
 def mark_unfinished(target: Path, _: ShouldStop) -> None:
-    """Mark a target into which kopia writes files, and wait until the mark is on the disk; raises OSError."""
-    with opened(target / _MARK, NEW) as fd:
-        os.fsync(fd)
-    with suppress(OSError), opened(target, os.O_RDONLY | os.O_DIRECTORY) as root:
-        os.fsync(root)
+    """Mark a target into which kopia writes, if it takes another file, and wait until the mark is on the disk."""
+    with suppress(OSError):
+        with opened(target / _MARK, NEW) as fd:
+            os.fsync(fd)
+        with opened(target, os.O_RDONLY | os.O_DIRECTORY) as root:
+            os.fsync(root)
 
 
 def is_unfinished(target: Path, _: ShouldStop) -> bool:
@@ -324,10 +325,9 @@ def is_unfinished(target: Path, _: ShouldStop) -> bool:
     return os.path.lexists(target / _MARK)
 
 
-def remove_mark(target: Path, stop: ShouldStop) -> None:
+def remove_mark(target: Path, _: ShouldStop) -> None:
     """Remove the mark, if there is one, once all is on the disk; raises OSError."""
-    if is_unfinished(target, stop):
-        remove_list(target / _MARK)
+    remove_list(target / _MARK)
 
 
 _DONE_DIRECTORY: Final = ".velero"

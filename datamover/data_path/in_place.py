@@ -158,7 +158,8 @@ class InPlaceRestorer(Comparison):
     async def _write(self) -> None:
         """Have kopia write what is pending, and move it to its place once it is on the disk."""
         while self._pending.count:
-            units = await self._in_thread(self._take, f"looking for room in {self.target}")
+            if not (units := await self._in_thread(self._take, f"looking for room in {self.target}")):
+                continue
             parts = [*map(Part.of, units)]
             await self.restorer.make_room(parts, self.snapshot.entries if self.fitting is None else self.fitting)
             await self.restorer.restore_placeholders(parts, partial(self._make, units))
@@ -173,8 +174,12 @@ class InPlaceRestorer(Comparison):
             units = self._pending.take(min(room, RUN_BYTES))
             if units[0].size_bytes > room and not units[0].is_directory:
                 above, name = os.path.split(units[0].path)
-                with suppress(FileNotFoundError, IsADirectoryError), open_below(stage.root, above) as fd:
-                    os.unlink(name, dir_fd=fd)
+                try:
+                    with suppress(FileNotFoundError, IsADirectoryError), open_below(stage.root, above) as fd:
+                        os.unlink(name, dir_fd=fd)
+                except OSError as e:
+                    self._refuse(units[0].path, e)
+                    return ()
             return units
 
     async def _make(self, units: Sequence[Unit]) -> Sequence[str]:
@@ -261,11 +266,12 @@ class InPlaceRestorer(Comparison):
                     continue
                 with open_below(stage.new, os.fsencode(number)) as new, open_below(stage.root, path) as old:
                     merged.append((path, wanted))
+                    names = os.listdir(new)  # noqa: PTH208 - a descriptor
                     if self.rule.delete_extra_files:
                         self._open_stage = stage
-                        is_wanted = partial(_exists, directory=new)
+                        is_wanted = {*map(os.fsencode, names)}.__contains__
                         self._extra.delete(old, path, is_wanted, stop, holding=holding)
-                    left += [(stage.take_up(one, new), join(path, one)) for one in os.listdir(new)]  # noqa: PTH208 - a descriptor
+                    left += [(stage.take_up(one, new), join(path, one)) for one in names]
                 os.rmdir(number, dir_fd=stage.new)
             except OSError as e:
                 self._refuse(path, e)
@@ -341,11 +347,3 @@ def _room_bytes(fd: int) -> int:
 def _inode(fd: int, name: str) -> tuple[int, int]:
     status = os.stat(name, dir_fd=fd, follow_symlinks=False)
     return status.st_dev, status.st_ino
-
-
-def _exists(name: bytes, *, directory: int) -> bool:
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True

@@ -19,7 +19,7 @@ from core.errors import DataPathError
 from core.models.base import JsonDict
 from core.models.transfer_settings import DELETE_EXTRA_FILES, Exclusions, InPlace
 from datamover.data_path import stage
-from datamover.data_path.file_names import mangle
+from datamover.data_path.file_names import is_kept, mangle
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import named, read_targets
 from datamover.data_path.refused import Directories, Unit
@@ -33,8 +33,8 @@ from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import is_name, join, open_below, show_path
 
-_IsWanted = Callable[[bytes], bool]
-"""Returns whether the snapshot has a name in the directory."""
+_IsWanted = Callable[[bytes], bool] | None
+"""Returns whether the snapshot has a name in the directory; None: it does not have the directory."""
 
 
 async def find_unexplained(kopia: KopiaCaller, snapshot: Snapshot) -> str | None:
@@ -135,8 +135,7 @@ class ExtraFiles:
             below = left.pop()
             with open_below(fd, os.fsencode(below)) as opened:
                 above = join(directory, below) if below else directory
-                # The snapshot has nothing below.
-                wanted, known = ((lambda _: False), True) if below else (is_wanted, not search)
+                wanted, known = (None, True) if below else (is_wanted, not search)
                 names = self._delete_in(opened, above, wanted, stop, holding=holding, known=known)
             left += [f"{below}/{name}" if below else name for name in names]
 
@@ -151,10 +150,13 @@ class ExtraFiles:
             with os.scandir(fd) as entries:
                 for entry in entries:
                     path, name = join(directory, entry.name), entry.name
-                    if is_wanted(os.fsencode(name)) or name in names:
+                    if name in names or (is_wanted is not None and is_wanted(os.fsencode(name))):
                         continue
-                    if (not directory and stage.is_kept_at_root(name)) or (
-                        self.exclude and self._is_excluded(fd, entry, path)
+                    if (
+                        (not directory and stage.is_kept_at_root(name))
+                        # It may have been there when the directory was backed up.
+                        or (is_wanted is not None and not is_kept(entry))
+                        or (self.exclude and self._is_excluded(fd, entry, path))
                     ):
                         self.on_kept(path)
                         continue

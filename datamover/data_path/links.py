@@ -120,13 +120,10 @@ def find_links(target: Path, stop: ShouldStop, found: TargetLinks, *, hard: bool
                 with suppress(FileNotFoundError):
                     if entry.is_symlink():
                         found.add(join(directory, entry.name))
-                    elif hard and (status := entry.stat(follow_symlinks=False)).st_nlink > 1 and _is_file(status):
-                        inode = status.st_dev, status.st_ino, status.st_nlink
-                        found.add(join(directory, entry.name), inode)
-
-
-def _is_file(status: os.stat_result) -> bool:
-    return stat.S_ISREG(status.st_mode)
+                    elif hard and entry.is_file(follow_symlinks=False):
+                        status = entry.stat(follow_symlinks=False)
+                        if status.st_nlink > 1:
+                            found.add(join(directory, entry.name), (status.st_dev, status.st_ino, status.st_nlink))
 
 
 def remove_links(target: Path, links: Sequence[bytes], stop: ShouldStop) -> None:
@@ -142,7 +139,7 @@ def remove_links(target: Path, links: Sequence[bytes], stop: ShouldStop) -> None
                 open_below(root, directory) as fd,
             ):
                 status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                if stat.S_ISLNK(status.st_mode) or (_is_file(status) and status.st_nlink > 1):
+                if stat.S_ISLNK(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_nlink > 1):
                     os.unlink(name, dir_fd=fd)
 
 

@@ -8,6 +8,7 @@ Source: kopia 0.23.1, snapshot/restore/restore.go (copyEntry calls no onCompleti
 
 import json
 import os
+import re
 import stat
 import unicodedata
 from array import array
@@ -424,6 +425,14 @@ async def find_folded(repository: Repository, snapshot: Snapshot, data_path: Dat
     return folded
 
 
+_IGNORABLE: Final = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""What ext4 and f2fs ignore. Source: Linux, include/linux/unicode.h; Unicode 12.1, Default_Ignorable_Code_Point."""
+
+
 def _fold(name: str) -> str:
-    """Return what SMB shares, FAT and others may take a name for."""
-    return unicodedata.normalize("NFC", name).casefold().rstrip(". ")
+    """Return what any target may take a name for, such as SMB shares, FAT, ext4 or ZFS: each then says so itself."""
+    whole = unicodedata.normalize("NFKD", _IGNORABLE.sub("", name))
+    return unicodedata.normalize("NFKD", whole.upper().casefold()).rstrip(". ")

@@ -180,6 +180,8 @@ class _Restoring:
         snapshot, parameters, data_path = self.snapshot, self.parameters, self.data_path
         data_path.meter.total_bytes = snapshot.size_bytes
         note, unset, wrote = None, 0, self._everything()
+        # After a failure, its files may be taken for equal by a restore in place.
+        stays = parameters.in_use or parameters.in_place is not None
         if parameters.done:
             _logger.info("an earlier attempt completed the restore of target %s: nothing is written", self.target)
         elif snapshot.by_block:
@@ -191,12 +193,12 @@ class _Restoring:
                 if await self._has_files():
                     restorer, refused, wrote = await self._restore_in_place(fd)
                 else:
-                    if parameters.in_place is not None:
+                    if stays:
                         await self._in_root(mark_unfinished)
                     restorer, refused = await self._restore_files(fd)
                 written = data_path.clock.monotonic()
                 await data_path.wait_for(sync_file_system(fd, self.target), WRITING)
-                if parameters.in_place is not None:
+                if stays:
                     await self._in_root(remove_mark)
             _logger.info("the disk took %.1f s for what was not on it yet", data_path.clock.monotonic() - written)
             refused.check(restorer.describe(), restorer.errors.first)
@@ -265,7 +267,7 @@ class _Restoring:
             raise DataPathError(f"cannot delete extra files in target {target}: {fault}")
         await allow_writing(self.repository, self.snapshot, target, data_path=self.data_path, files=False)
         if await self._in_root(is_unfinished):
-            # That restore began when the volume was empty; any other has placeholders in the stage alone.
+            # Perhaps another transfer's, in an empty volume; any other restore in place has them in the stage alone.
             await self._remove_placeholders(began_empty=True)
             rule = rule.distrusting
         probe = await self._probe()
@@ -356,7 +358,8 @@ class _Restoring:
         resumable = None
         if parameters.resume and folded is None:
             resumable = await open_resumable(snapshot, target, parameters.resume, data_path)
-        if not (resumable and resumable.resumed):
+        # A volume in use never has any.
+        if parameters.again and not parameters.in_use and not (resumable and resumable.resumed):
             await self._remove_placeholders(began_empty=False)
         links = await self._replace_links()
         if folded is not None:
@@ -374,11 +377,10 @@ class _Restoring:
         return restorer, refused
 
     async def _remove_placeholders(self, *, began_empty: bool) -> None:
-        """Remove the placeholders that an earlier attempt has left; a volume in use never has any."""
-        if self.parameters.again and not self.parameters.in_use:
-            left, doing = Placeholders(self.target), f"looking for placeholders in {self.target}"
-            remove = partial(left.remove_left, began_empty=began_empty)
-            await self.data_path.run_in_thread(remove, doing, lambda: left.done)
+        """Remove the placeholders that an earlier restore has left."""
+        left, doing = Placeholders(self.target), f"looking for placeholders in {self.target}"
+        remove = partial(left.remove_left, began_empty=began_empty)
+        await self.data_path.run_in_thread(remove, doing, lambda: left.done)
 
     async def _replace_links(self) -> int:
         """Replace links that are in the way of the snapshot; return how many symbolic ones the restore leaves."""

@@ -81,8 +81,12 @@ async def test_the_last_checkpoint_of_each_earlier_attempt_is_kept() -> None:
     assert found.latest.root_object == "root of z"
 
 
+async def _ask() -> bool:
+    raise AssertionError("nothing to continue from")
+
+
 @pytest.mark.parametrize(
-    "attempt", [None, BackupAttempt("u", 1, _says(True), _check), replace(_ATTEMPT, is_alone=_says(False))]
+    "attempt", [None, BackupAttempt("u", 1, _ask, _check), replace(_ATTEMPT, is_alone=_says(False))]
 )
 async def test_all_are_removed_without_a_start_or_beside_another_transfer(attempt: BackupAttempt | None) -> None:
     kopia = _Lister(_CHECKPOINTS)
@@ -90,15 +94,6 @@ async def test_all_are_removed_without_a_start_or_beside_another_transfer(attemp
     assert kopia.deleted == set("abcdef")
     assert (found.latest, found.continued) == (None, False)
     assert found.warning == "removed 6 incomplete snapshots of earlier backups"
-
-
-async def test_nobody_is_asked_about_other_transfers_where_there_is_no_own_checkpoint() -> None:
-    async def ask() -> bool:
-        raise AssertionError
-
-    kopia = _Lister([_listed("e", 1800, 5000)])
-    found = await inherit(kopia, _TARGET, BackupAttempt("u", 2, ask, _check, (_START,)))
-    assert (kopia.deleted, found.continued) == ({"e"}, False)
 
 
 async def test_what_cannot_be_deleted_is_a_warning() -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,7 +13,7 @@ from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES
 from core.errors import DataPathError, IncompleteRestoreError, KopiaError
 from core.models.base import JsonDict
 from datamover.data_path.probe import Probe
-from datamover.data_path.refused import Directories, Refused, TargetComparison, Unit
+from datamover.data_path.refused import Directories, Folded, Refused, TargetComparison, Unit
 from datamover.data_path.stage import PendingUnits
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.work_dir import WorkDir
@@ -131,6 +132,23 @@ async def test_names_that_the_target_takes_for_one_are_missing_and_another_form_
     kept["f"] = "F"
     found = await _find(kopia, target, probe=replace(_SOUND, names=False))
     assert found.unset_text == "the target did not take the name of 1 of the entries: f (another form of its name)"
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "alike"),
+    [
+        ("zero\u200bwidth\ufe0f", "zerowidth", True),
+        ("\ufb01le", "file", True),
+        ("d\u0131n", "DIN", True),
+        ("a\u0345\u0301", "a\u0301\u0399", True),
+        ("\u0430", "a", False),
+    ],
+)
+def test_names_that_any_target_may_take_for_one(name: str, other: str, alike: bool) -> None:
+    folded, names = Folded(), (name, other, "third")
+    folded.add([(Unit(b"d", {}), map(_entry, names))], Directories(BytesIO()), lambda: False)
+    assert bool(folded) is folded.has_within(b"d") is alike
+    assert [one for one in names if folded.has(f"d/{one}".encode())] == ([name, other] if alike else [])
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "a\0b", ""])

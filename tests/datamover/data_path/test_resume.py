@@ -167,21 +167,20 @@ async def test_a_restore_in_parts_is_continued_too(movers: Repository, seed: See
     seed.check(target)
 
 
-async def test_without_a_list_everything_is_written_again(movers: Repository, seed: Seed, target: Path) -> None:
-    """Also what has the size and time of the snapshot's file."""
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "not to be kept"])
+async def test_without_a_list_everything_is_written_again(
+    movers: Repository, seed: Seed, target: Path, lost: bool
+) -> None:
+    """Also what has the size and time of the snapshot's file; others stay: nothing says where files are from."""
     await _interrupt(movers, wanted := seed.restore_to(target), target)
-    list_of(target).unlink()
+    if lost:
+        list_of(target).unlink()
+    else:
+        wanted = replace(wanted, resume=ResumeSettings("6b4c1a1e-uid", timedelta(0)))
+    (target / "foreign").touch()
     for path in [path for path in _files(target) if path.stat().st_mtime_ns == OLD_NS][:20]:
         _exchange_content(path)
     assert await restore_all(movers, wanted) == 0
-    seed.check(target)
-
-
-async def test_a_list_is_removed_that_is_not_to_be_kept_any_more(movers: Repository, seed: Seed, target: Path) -> None:
-    """Everything is written again then, and files that no snapshot has stay: nothing says where they are from."""
-    await _interrupt(movers, wanted := seed.restore_to(target), target)
-    (target / "foreign").touch()
-    assert await restore_all(movers, replace(wanted, resume=ResumeSettings("6b4c1a1e-uid", timedelta(0)))) == 0
     assert not list_of(target).exists()
     (target / "foreign").unlink()
     os.utime(target, ns=(OLD_NS, OLD_NS))

@@ -24,7 +24,6 @@ from datamover.data_path.stage import (
     decide_file,
     decide_link,
     decide_same_link,
-    is_kept_at_root,
 )
 
 
@@ -43,14 +42,6 @@ def stage(tmp_path: Path) -> Stage:
 def opened(stage: Stage) -> Iterator[OpenStage]:
     with stage.open() as opened:
         yield opened
-
-
-@pytest.mark.parametrize(
-    ("name", "kept"),
-    [("lost+found", True), (".velero", True), (".nodeagent-restore-x", True), (".nodeagent", False), ("a", False)],
-)
-def test_what_is_of_the_file_system_or_ours_is_kept(name: str, kept: bool) -> None:
-    assert is_kept_at_root(name) is kept
 
 
 def test_a_directory_is_deleted_however_deep_it_is(tmp_path: Path, stage: Stage, opened: OpenStage) -> None:

@@ -48,7 +48,7 @@ async def test_the_plan_is_what_the_restore_then_does(bed: VolumeBed, rule: InPl
     expected = {*extra, "emptied"} if rule.delete_extra_files else set()
     files = {"cache", *expected} - {"extra"}
     assert (plan.to_delete.files, plan.to_delete.directories) == (len(files), len(expected & {"extra"}))
-    assert {*plan.to_delete.names} == {"cache", *expected} - {"extra/of mine"}
+    assert {*plan.to_delete.names} == {"cache", *expected} - {"extra/of mine", "extra/pipe"}
     assert plan.to_write.bytes == result.incremental_bytes
     assert (plan.blocked.files, plan.kept.files, plan.refusal) == (0, 0, "")
     if rule.incremental:
@@ -83,11 +83,13 @@ async def test_what_stays_is_named_and_so_is_what_the_restore_could_not_replace(
     snapshot_id = await bed.snapshot(exclude=rules)
     (bed.volume / "f").unlink()
     bed.write("f/more/x", "lost+found/1", ".velero/done", ".nodeagent-restore-1/x", "old/kept.tmp", "old/gone")
+    for folder in (bed.volume, bed.volume / "old"):
+        os.mkfifo(folder / "pipe")
     plan = await _plan(bed, snapshot_id)
     without = await _plan(bed, snapshot_id, InPlace(incremental=True))
-    assert {*plan.to_delete.names} == {"f", "old/gone"}
-    assert (plan.to_delete.files, plan.to_delete.directories) == (2, 2)
-    assert {*plan.kept.names} == {"lost+found", ".velero", ".nodeagent-restore-1", "old/kept.tmp"}
+    assert {*plan.to_delete.names} == {"f", "old/gone", "old/pipe"}
+    assert (plan.to_delete.files, plan.to_delete.directories) == (3, 2)
+    assert {*plan.kept.names} == {"lost+found", ".velero", ".nodeagent-restore-1", "old/kept.tmp", "pipe"}
     assert plan.to_write.names == ["f"]
     assert without.blocked.names == ["f (something else is there)"]
     assert (without.to_write.files, without.to_delete.files) == (0, 0)

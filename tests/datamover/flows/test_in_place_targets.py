@@ -1,11 +1,13 @@
 """Restores in place into volumes with little room, other volumes or immutable files, and of large directories."""
 
+import errno
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +41,17 @@ async def test_large_directories_are_restored_in_several_runs_of_kopia(
     assert describe_tree(volume) == before
 
 
-async def test_a_file_without_room_beside_the_old_one_is_written_after_that_is_deleted(bed: VolumeBed) -> None:
+async def test_a_file_without_room_beside_the_old_one_is_written_after_that_is_deleted(
+    bed: VolumeBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot be deleted keeps no other from being restored."""
+    unlink = os.unlink
+
+    def refuse(name: str | bytes, **more: Any) -> None:
+        if name == b"large":
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        unlink(name, **more)
+
     with mounted(bed.volume, "size=40m") as volume:
         make_large_file(volume / "large", 20)
         (volume / "small").write_text("small")
@@ -47,6 +59,11 @@ async def test_a_file_without_room_beside_the_old_one_is_written_after_that_is_d
         snapshot_id = await bed.snapshot()
         make_large_file(volume / "large", 20)
         (volume / "small").write_text("changed")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "unlink", refuse)
+            with pytest.raises(IncompleteRestoreError, match=r": 1 missing: large \(Operation not permitted\)"):
+                await bed.restore_in_place(snapshot_id)
+        assert (volume / "small").read_text() == "small"
         await bed.restore_in_place(snapshot_id)
         assert describe_tree(volume) == before
 
@@ -161,8 +178,9 @@ async def test_a_directory_that_the_backup_would_leave_out_stays_in_the_place_of
     assert "setting DeleteExtraFiles" not in str(failed.value)
 
 
-async def test_files_of_an_interrupted_restore_into_an_empty_volume_are_all_written_again(
-    bed: VolumeBed, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("interrupted", [{"in_place": INCREMENTAL}, {"in_use": True}], ids=["in place", "of a pod"])
+async def test_files_of_an_interrupted_restore_by_kopia_are_all_written_again(
+    bed: VolumeBed, monkeypatch: pytest.MonkeyPatch, interrupted: dict[str, Any]
 ) -> None:
     """After a power loss they may have size and time, which kopia sets, and zeros as content."""
     source, volume = make_tree(bed.folder / "source"), bed.folder / "volume"
@@ -179,8 +197,9 @@ async def test_files_of_an_interrupted_restore_into_an_empty_volume_are_all_writ
 
     with monkeypatch.context() as patched:
         patched.setattr("datamover.data_path.restore.sync_file_system", lose_power)
-        with pytest.raises(DataPathError, match="the power failed"):
-            await bed.restore_in_place(snapshot_id)
+        for _ in range(2):
+            with pytest.raises(DataPathError, match="the power failed"):
+                await bed.restore(snapshot_id, volume, **interrupted)
     assert (await bed.restore_in_place(snapshot_id)).fallback_full is True
     assert describe_tree(volume) == describe_tree(source)
     assert (await bed.restore_in_place(snapshot_id)).incremental_bytes == 0
