@@ -13,13 +13,15 @@ import socket
 import ssl
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import ip_address, ip_network
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from core.errors import ConfigError
+from datamover.runtime.cancellation import call_in_thread
 
 _PORTS: Final = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 
@@ -121,6 +123,14 @@ def _excludes(entry: str, to: Address) -> bool:
 _CONNECT_SECONDS: Final = 30.0
 """As Go's default dialer."""
 
+_OPTIONS: Final = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 30),
+)
+"""As Go's default dialer: kopia waits for an answer for as long as there is a connection."""
+
 _END: Final = b"\r\n\r\n"
 _MOST_BYTES: Final = 65536
 
@@ -184,6 +194,9 @@ def _words(error: Exception) -> str:
         return "lookup: no such host"
     if isinstance(error, socket.gaierror):
         return "lookup: no such host" if error.errno != socket.EAI_AGAIN else "lookup: server misbehaving"
+    if isinstance(error, ssl.SSLError):
+        # Its number is none of the system's.
+        return f"x509: {error.verify_message}" if isinstance(error, ssl.SSLCertVerificationError) else f"tls: {error}"
     if isinstance(error, OSError) and error.errno:
         return f"connect: {os.strerror(error.errno).lower()}"
     return "EOF" if isinstance(error, EOFError) else str(error)
@@ -191,23 +204,24 @@ def _words(error: Exception) -> str:
 
 async def _connect(to: Address) -> socket.socket:
     """Return a connection to one of the host's addresses, in their order."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM)
+    # A name server may not answer: asyncio's own thread would keep this process until then.
+    look_up = partial(socket.getaddrinfo, to.host, to.port, type=socket.SOCK_STREAM)
+    found = await call_in_thread(look_up, name="lookup")
     failure: OSError = OSError("no address")
     for family, kind, protocol, _, address in found:
-        link = socket.socket(family, kind, protocol)
-        link.settimeout(0)
         try:
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(link, address)
+            with ExitStack() as stack:
+                link = stack.enter_context(socket.socket(family, kind, protocol))
+                link.settimeout(0)
+                for level, option, value in _OPTIONS:
+                    link.setsockopt(level, option, value)
+                # One that drops packets must leave time for the next, as with Go.
+                async with asyncio.timeout(_CONNECT_SECONDS / len(found)):
+                    await asyncio.get_running_loop().sock_connect(link, address)
+                stack.pop_all()
+                return link
         except OSError as e:
             failure = e
-            link.close()
-        except BaseException:
-            link.close()
-            raise
-        else:
-            return link
     raise failure
 
 
@@ -288,8 +302,12 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while piece := await reader.read(_MOST_BYTES):
             writer.write(piece)
             await writer.drain()
-    with suppress(OSError, NotImplementedError):
-        writer.write_eof()
+    with suppress(OSError):
+        if writer.can_write_eof():
+            writer.write_eof()
+        else:
+            # TLS has no end of one direction alone, and the proxy would keep the connection.
+            writer.close()
 
 
 _AUTHORIZATION: Final = "proxy-authorization"
