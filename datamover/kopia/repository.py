@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -366,7 +366,14 @@ class Repository:
             self._check(answer)
 
     async def probe(self) -> Reachability:
-        """Return whether the repository's storage answers, within half a minute.
+        """Return whether the repository's storage answers, within half a minute, or is at another address."""
+        found = await self._probe()
+        if found.outage and (change := await self._waits.find_change()):
+            return replace(found, message=f"{change}: {found.message}", moved=True)
+        return found
+
+    async def _probe(self) -> Reachability:
+        """Return whether the storage answers.
 
         kopia connects to a path without a repository: so it needs no index and no password, whose
         key takes 64 MiB to derive, and the running data path keeps its memory.

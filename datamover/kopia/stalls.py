@@ -130,11 +130,15 @@ Report = Callable[[str], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Reachability:
-    """Whether a repository's storage answers, with a message; `outage`: it does not, and may by itself."""
+    """Whether a repository's storage answers, with a message; `outage`: it does not, and may by itself.
+
+    `moved`: the storage is at another address now.
+    """
 
     reachable: bool
     message: str
     outage: bool = False
+    moved: bool = False
 
     @property
     def error(self) -> type[DataPathError]:
@@ -303,7 +307,7 @@ class Watchdog:
         if meter.activity != before:
             return None
         idle, lines = format_duration(detector.idle), list(output)
-        if detector.timed_out(reachable=reachability.reachable):
+        if reachability.moved or detector.timed_out(reachable=reachability.reachable):
             text = "\n".join([f"{attempted}: no progress for {idle}: {reachability.message}", *lines])
             return reachability.error(text)
         shown = f"; last output of kopia: {lines[-1]}" if lines else ""

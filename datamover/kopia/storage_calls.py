@@ -8,7 +8,7 @@ repo/blob/storagemetrics/storage_metrics.go; minio-go 7.2.0, retry.go.
 
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -42,6 +42,9 @@ _PROBE_SECONDS: Final = 30.0
 _LEAST_PROBE_SECONDS: Final = 10.0
 """A busy node needs seconds to start kopia."""
 
+_CHECKED_FAILURES: Final = 4
+"""A location is read again after so many failures, which take 20 seconds or more."""
+
 _INDEXES: Final = "indexes"
 """Source: kopia 0.23.1, newCommittedContentIndex in repo/content/committed_content_index.go."""
 
@@ -70,13 +73,21 @@ class WaitReporter:
         _logger.warning("%s", message)
 
 
+async def _find_no_change() -> None:
+    """Return that the address of a storage is still the same."""
+
+
 @dataclass(frozen=True)
 class Waits:
-    """How long to wait for a storage, and who reports it."""
+    """How long to wait for a storage, and who reports it.
+
+    `find_change` returns what has changed of where the storage is, None: nothing. Then no wait for it would help.
+    """
 
     clock: Clock = field(default_factory=SystemClock)
     limits: StallLimits = field(default_factory=StallLimits)
     reporter: WaitReporter = field(default_factory=WaitReporter)
+    find_change: Callable[[], Awaitable[str | None]] = _find_no_change
 
     @property
     def probe_seconds(self) -> float:
@@ -111,7 +122,7 @@ class StorageCalls:
         """Return the answer of a call, which is repeated while the storage does not answer; otherwise as `Kopia.call`.
 
         Raises:
-            StorageOutageError: the storage did not answer for the stall timeout.
+            StorageOutageError: the storage did not answer for the stall timeout, or until its address changed.
             DataPathError: kopia stalled, although the storage answers.
         """
 
@@ -150,10 +161,11 @@ class StorageCalls:
                 if (count := self._count_cached()) > cached:
                     cached, since_seconds = count, clock.monotonic()
                 lasted_seconds = clock.monotonic() - since_seconds
-                if timeout and lasted_seconds >= timeout.total_seconds():
+                change = None if failures % _CHECKED_FAILURES else await self._waits.find_change()
+                if change or (timeout and lasted_seconds >= timeout.total_seconds()):
                     lasted = format_duration(timedelta(seconds=round(lasted_seconds)))
-                    text = f"{self._description} did not answer for {lasted}: {e}"
-                    raise StorageOutageError(text) from e
+                    silent = f"{self._description} did not answer for {lasted}"
+                    raise StorageOutageError(": ".join(filter(None, [silent, change, str(e)]))) from e
                 await self._report_wait(f"{self._description} does not answer, will retry: {e.cause}")
                 await clock.sleep(_BACKOFF.seconds_after(failures))
             else:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
 from core.clock import Clock, Deadline
 from core.contract import SNAPSHOT_METADATA_TOKEN, TrackedSnapshot
-from core.errors import ConfigError, DataPathError, RepositoryError, StorageOutageError
+from core.errors import AgentError, ConfigError, DataPathError, RepositoryError, StorageOutageError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import AlreadyExistsError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS, Resource
@@ -326,7 +327,18 @@ class RepositoryAccess:
         described = f"{name or f'repository of namespace {volume_namespace}'} ({storage.description})"
         address = RepositoryAddress(described, storage, throttle, unique_id)
         limit = (cache or CacheLimit()).at_most(self.work_dir.cache_limit_mib)
-        return Repository(kopia, address, self.work_dir, cache=limit, waits=self.waits)
+        waits = replace(self.waits, find_change=partial(self._find_change, location))
+        return Repository(kopia, address, self.work_dir, cache=limit, waits=waits)
+
+    async def _find_change(self, location: BackupStorageLocation) -> str | None:
+        """Return that the location leads to another storage than when it was read; None: it does not, or is unread."""
+        context, old = self.context, location.spec
+        reader = ClusterReader(context.client, context.clock, context.namespace)
+        with suppress(AgentError):
+            new = (await reader.location(location.name)).spec
+            if (new.provider, new.config, new.object_storage) != (old.provider, old.config, old.object_storage):
+                return f"BackupStorageLocation {location.name} was edited meanwhile"
+        return None
 
     async def check_storage(self, storage: Storage) -> None:
         """Return if the storage answers and accepts the credentials; nothing is written to it.

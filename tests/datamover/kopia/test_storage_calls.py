@@ -6,6 +6,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -108,6 +109,19 @@ async def test_a_storage_that_never_answers_fails_the_call_after_the_timeout(tmp
     kopia = _ScriptedKopia(_REFUSED)
     kopia.seconds = 6.6
     assert await _list(kopia, tmp_path, reports, timedelta(seconds=7))
+
+
+@pytest.mark.looptime
+async def test_no_storage_is_awaited_that_is_at_another_address(tmp_path: Path, reports: _Reports) -> None:
+    """Without a timeout either; the location is not read again after each failure."""
+    storage, work_dir = S3Storage("b", "r/", keys=AwsKeys("key", "secret")), WorkDir(tmp_path, tmp_path / "kopia-cache")
+    find_change = AsyncMock(side_effect=[None, "edited"])
+    waits = Waits(LoopClock(), StallLimits(timedelta(0)), reports, find_change)
+    kopia = _ScriptedKopia(_REFUSED, forever=True)
+    repository = Repository(kopia, RepositoryAddress("repository r", storage), work_dir, waits=waits)
+    with pytest.raises(StorageOutageError, match=r"^repository r did not answer for \d+s: edited: the endpoint cannot"):
+        await repository.call("list", "snapshot", "list")
+    assert len(kopia.verbs) == 8
 
 
 @pytest.mark.looptime
