@@ -7,6 +7,7 @@ Source: Kubernetes v1.34, the plugin names in pkg/volume/*; proc_pid_mountinfo(5
 
 import asyncio
 import base64
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
@@ -131,7 +132,10 @@ class ClusterReader:
     async def password(self) -> str:
         """Return the password of all repositories, stripped. Raises RepositoryError without one."""
         value = await self._secret(SecretKey(name=REPO_CREDENTIALS_SECRET, key=REPO_CREDENTIALS_KEY))
-        return value.decode(errors="replace").strip()
+        if b"\0" in value:
+            raise RepositoryError(f"Secret {self.namespace}/{REPO_CREDENTIALS_SECRET}: the password has a zero byte")
+        # It may be random bytes, which the environment of kopia then has.
+        return os.fsdecode(value).strip()
 
     async def ensure_repository(
         self, volume_namespace: str, location: str, *, deadline: Deadline, reporter: WaitReporter
