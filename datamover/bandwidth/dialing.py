@@ -144,7 +144,6 @@ _SOCKS_FAILURES: Final = {
 }
 """Source: RFC 1928, section 6."""
 
-
 _SOCKS_SIZES: Final = {1: 4, 4: 16}
 """Bytes of an IPv4 and an IPv6 address in an answer, by its type; of a name, the first byte says it."""
 
@@ -406,12 +405,7 @@ class HeadReader:
         self._received = b""
 
     async def read(self) -> RequestHead | None:
-        """Return the next head; None: the connection ended before one.
-
-        Raises:
-            BadRequestError: what was received is no head.
-            OSError: the connection is broken.
-        """
+        """Return the next head, None at the end of the connection; raises BadRequestError, or OSError if it broke."""
         while _END not in self._received:
             if len(self._received) > _MOST_BYTES:
                 raise BadRequestError("head too long")

@@ -71,7 +71,6 @@ _PIPE_BYTES: Final = 2**18
 
 _FLAGS: Final = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 
-
 _LAST_SECONDS: Final = 2.0
 
 _T = TypeVar("_T")
@@ -198,11 +197,7 @@ class BandwidthProxy:
     """Listens from its creation on until it is closed, and serves while `run` is running."""
 
     def __init__(self, environment: Mapping[str, str], clock: Clock, limits: BandwidthLimits) -> None:
-        """Listen, with these limits for all connections together, which go through the proxies of the environment.
-
-        Raises:
-            ConfigError: the environment names a proxy by an invalid URL.
-        """
+        """Listen, with limits for all connections together, through proxies of the environment; raises ConfigError."""
         self._routes = Routes(environment)
         self._environment = environment
         # As seen from the node.

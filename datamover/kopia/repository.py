@@ -174,11 +174,7 @@ class Repository:
             )
 
     async def run(self, data_path: Callable[[], Coroutine[Any, Any, KopiaAnswer]]) -> KopiaAnswer:
-        """Return what `data_path` returns; repeat it while kopia cannot even open the repository.
-
-        Raises:
-            StorageOutageError: the storage did not answer for the stall timeout.
-        """
+        """Return what `data_path` returns; repeat it if kopia cannot open the repository; raises StorageOutageError."""
 
         async def attempt() -> KopiaAnswer:
             answer = await data_path()
@@ -196,12 +192,7 @@ class Repository:
         return await self.watchdog.guard(attempted, meter, call)
 
     async def guard(self, attempted: str, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Return what `work` returns, one step of a kopia that runs on, unless that takes as long as a stall may.
-
-        Raises:
-            StorageOutageError: the storage does not answer.
-            DataPathError: kopia stalled, although the storage answers.
-        """
+        """Return what `work` returns, a step of a kopia that runs on, unless it stalls; raises as `Watchdog.guard`."""
         return await self._calls.watchdog.guard(attempted, Meter(self._waits.clock, Direction.RESTORE), work)
 
     async def connect(self, *, read_only: bool = False) -> None:
@@ -258,10 +249,9 @@ class Repository:
         return await read()
 
     async def ensure(self, block_hash: BlockHash | None = None) -> str:
-        """Connect to the repository, create it, with `block_hash`, if the storage is empty, and return its unique ID.
+        """Connect to the repository, or create it, with `block_hash`, in an empty storage; return its unique ID.
 
-        Raises:
-            RepositoryError: it can be neither opened nor created.
+        Raises RepositoryError if it can be neither opened nor created.
         """
         try:
             await self.connect()
@@ -312,11 +302,7 @@ class Repository:
         return False
 
     async def check_empty(self) -> None:
-        """Check that the storage, which has no repository, has nothing of one: it may have lost `kopia.repository`.
-
-        Raises:
-            RepositoryError: it has objects, or that cannot be found out.
-        """
+        """Check that a storage without a repository has nothing of a lost one; raises RepositoryError if it may."""
         storage = self._address.storage
         if isinstance(storage, FileStorage):
             if await self._in_directory(lambda: creation.find_repository(storage.path)):
@@ -327,13 +313,10 @@ class Repository:
             self._check(answer)
 
     async def check_listing(self) -> None:
-        """Check that the storage, which has the repository, also lists it.
+        """Check that the storage, which has the repository, also lists it; raises RepositoryError.
 
         kopia takes any page that answers a request in its place, and is XML, for an empty list.
         Source: minio-go 7.2.0, listObjectsV2Query in api-list.go.
-
-        Raises:
-            RepositoryError: it does not.
         """
         arguments = ("blob", "list", f"--prefix={creation.FORMAT}", "--json")
         answer = (await self.call(f"{self.description}: list the storage", *arguments)).check()

@@ -181,22 +181,14 @@ class StallLimits:
 
 
 def read_stall_limits(environment: Mapping[str, str]) -> StallLimits:
-    """Return the limits from `DATA_MOVER_STALL_TIMEOUT`, such as 30m; 0 means forever.
-
-    Raises:
-        ConfigError: its value is not a duration, or negative.
-    """
+    """Return the limits from `DATA_MOVER_STALL_TIMEOUT`, such as 30m; 0 means forever. Raises ConfigError."""
     return StallLimits(read_duration(environment, _VARIABLE, StallLimits.timeout))
 
 
 def read_duration(
     environment: Mapping[str, str], variable: str, default: timedelta, limits: tuple[timedelta, timedelta] | None = None
 ) -> timedelta:
-    """Return the duration in a variable, such as 30m; `default` if it is not set or empty.
-
-    Raises:
-        ConfigError: its value is not a duration, negative, or outside of the `limits`.
-    """
+    """Return the duration in a variable, such as 30m, or `default`. Raises ConfigError, also beyond the `limits`."""
     text = environment.get(variable, "")
     if not text:
         return default

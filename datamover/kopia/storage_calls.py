@@ -119,12 +119,7 @@ class StorageCalls:
         self._warned = False
 
     async def call(self, attempted: str, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:
-        """Return the answer of a call, which is repeated while the storage does not answer; otherwise as `Kopia.call`.
-
-        Raises:
-            StorageOutageError: the storage did not answer for the stall timeout, or until its address changed.
-            DataPathError: kopia stalled, although the storage answers.
-        """
+        """Return the answer of a call as `Kopia.call` does, but raise what `open_once` and `repeat` do."""
 
         async def call_once() -> KopiaAnswer:
             meter = Meter(self._waits.clock, Direction.RESTORE)
@@ -146,10 +141,10 @@ class StorageCalls:
         return answer
 
     async def repeat(self, step: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Return what `step` returns, repeated up to the stall timeout of the storage; raises StorageOutageError.
+        """Return what `step` returns; repeat it while the storage does not answer, and its address is the same.
 
         A step that reads a part of the repository before it fails has made progress only if that is still in the cache:
-        so it happens once for each part.
+        so it happens once for each part. Raises StorageOutageError after the stall timeout without progress.
         """
         clock, timeout = self._waits.clock, self._waits.limits.timeout
         failures, since_seconds, cached = 0, clock.monotonic(), self._count_cached()

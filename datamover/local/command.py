@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field
@@ -220,8 +219,7 @@ async def _with_bar(moving: Coroutine[None, None, _R], meter: Meter, bar: Progre
 
 def _locate(path: Path) -> tuple[Path, VolumeMode]:
     """Return the absolute path for kopia, with symbolic links unresolved, and what is there."""
-    device = path.exists() and stat.S_ISBLK(path.stat().st_mode)
-    return path.absolute(), VolumeMode.BLOCK if device else VolumeMode.FILESYSTEM
+    return path.absolute(), VolumeMode.BLOCK if path.is_block_device() else VolumeMode.FILESYSTEM
 
 
 def _check_empty(target: Path) -> None:

@@ -51,7 +51,7 @@ from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir, open_work_dir
 from datamover.storage.location import LocationSecrets, build_storage
-from datamover.storage.providers import CredentialsText, FileStorage, Storage
+from datamover.storage.providers import TEXT, CredentialsText, FileStorage, Storage
 
 _T = TypeVar("_T")
 
@@ -124,7 +124,7 @@ class ClusterReader:
         credential: CredentialsText | None = None
         if named := location.spec.credential:
             value = await self._secret(named)
-            credential = CredentialsText(value.decode(errors="replace"), f"Secret {self.namespace}/{named.name}")
+            credential = CredentialsText(value.decode(TEXT, errors="replace"), f"Secret {self.namespace}/{named.name}")
         authority = location.spec.object_storage.ca_cert_ref
         ca_pem = await self._secret(authority) if authority else None
         return LocationSecrets(credential, ca_pem)

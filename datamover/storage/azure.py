@@ -128,11 +128,7 @@ def read_azure_variables(source: providers.CredentialsText | None, environment: 
 def build_azure(
     config: Mapping[str, str], given: Mapping[str, str], *, container: str, prefix: str, ca_pem: bytes
 ) -> AzureStorage:
-    """Return the storage that `config` and the variables `given` describe.
-
-    Raises:
-        RepositoryError: they are incomplete or invalid, or kopia cannot do what they ask for.
-    """
+    """Return the storage that `config` and the variables `given` describe. Raises RepositoryError without access."""
     if not (account := config.get("storageAccount", "")):
         raise RepositoryError("config.storageAccount is not set")
     cloud_name = given.get("AZURE_CLOUD_NAME", "")

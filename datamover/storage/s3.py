@@ -189,11 +189,7 @@ def _inherited_role(environment: Mapping[str, str]) -> AwsRole | None:
 
 
 def parse_aws_profile(source: CredentialsText, profile: str = "") -> AwsIdentity | None:
-    """Return the keys or the role of `profile` (by default `default`); None if it has neither.
-
-    Raises:
-        RepositoryError: the file has no such profile, or kopia does not support its content.
-    """
+    """Return the keys or the role of `profile` (by default `default`), or None; raises RepositoryError for others."""
     wanted = profile or _DEFAULT_PROFILE
     values = _profile(source, wanted)
     role, token_file = values.get("role_arn", ""), values.get("web_identity_token_file", "")
@@ -245,7 +241,7 @@ def _keys(source: CredentialsText, profile: str, values: Mapping[str, str]) -> A
 
 
 def _profile(source: CredentialsText, wanted: str) -> dict[str, str]:
-    sections = _parse_sections(source.text.removeprefix("\ufeff"))
+    sections = _parse_sections(source.text)
     # AWS's config file has sections like [profile name].
     if (values := sections.get(wanted, sections.get(f"profile {wanted}"))) is None:
         found = ", ".join(sections) or "none"

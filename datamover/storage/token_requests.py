@@ -57,11 +57,7 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 async def request_grant(get: Callable[[], _T], clock: Clock, *, within: timedelta, name: str) -> _T:
-    """Return what `get` returns in a thread; repeat it while a service is unavailable.
-
-    Raises:
-        RepositoryError: it was not granted, or no service answered within that time.
-    """
+    """Return what `get` returns in a thread; repeat it while a service is unavailable. Raises RepositoryError."""
     deadline = Deadline.after(clock, within)
     failures = 0
     while True:

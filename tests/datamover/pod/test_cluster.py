@@ -13,8 +13,9 @@ from core.contract import SnapshotMetadata, TrackedSnapshot
 from core.errors import DataPathError, RepositoryError, StorageOutageError
 from core.kube.client import KubeClient
 from core.kube.errors import ServerError
-from core.kube.resources import SECRETS
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, SECRETS
 from core.kube.transport import Retry
+from core.models.storage import BackupStorageLocation
 from core.redact import Redactor
 from datamover.pod.cluster import PodContext, ask_directory, build_changes, check_mounted
 from datamover.runtime.resources import ResourceLimits
@@ -69,6 +70,18 @@ async def test_a_password_may_be_any_bytes_but_zero() -> None:
     store(b"zero\0byte")
     with pytest.raises(RepositoryError, match=r"^Secret velero/velero-repo-credentials: the password has a zero byte$"):
         await _context(kube).reader.password()
+
+
+async def test_credentials_may_begin_with_the_mark_of_an_editor() -> None:
+    kube = FakeKube()
+    kube.put(
+        build_object(SECRETS, "cloud", "velero", data={"key": base64.b64encode(b"\xef\xbb\xbf[default]").decode()})
+    )
+    spec = {"provider": "aws", "objectStorage": {"bucket": "b"}, "credential": {"name": "cloud", "key": "key"}}
+    location = BackupStorageLocation.parse(build_object(BACKUP_STORAGE_LOCATIONS, "default", "velero", spec=spec))
+    credential = (await _context(kube).reader.location_secrets(location)).credential
+    assert credential is not None
+    assert credential.text == "[default]"
 
 
 @pytest.mark.looptime

@@ -51,7 +51,7 @@ async def test_credentials_become_kopias_variables(
     tmp_path: Path, config: dict[str, str], text: str, environment: dict[str, str], variables: dict[str, str]
 ) -> None:
     (tmp_path / "certificate.pem").write_text("topsecret")
-    (tmp_path / "cloud").write_text("AZURE_STORAGE_KEY=topsecret")
+    (tmp_path / "cloud").write_text("AZURE_STORAGE_KEY=topsecret", "utf-8-sig")
     inherited = {name: value.format(folder=tmp_path) for name, value in environment.items()}
     storage = _storage(config, text.format(folder=tmp_path), inherited)
     assert await storage.with_fetched_credentials(SystemClock(), Redactor()) is storage
