@@ -341,7 +341,7 @@ class RepositoryAccess:
         with suppress(AgentError):
             new = (await reader.location(location.name)).spec
             if (new.provider, new.config, new.object_storage) != (old.provider, old.config, old.object_storage):
-                return f"BackupStorageLocation {location.name} was edited meanwhile"
+                return f"BackupStorageLocation {location.name} was changed meanwhile"
         return None
 
     async def check_storage(self, storage: Storage) -> None:

@@ -222,7 +222,7 @@ async def test_a_storage_that_does_not_answer_is_compared_with_its_location(
         pod.kube.fail_next("GET", "backupstoragelocations", "lost", times=100)
     found = await repository.probe()
     assert (found.error, found.moved) == (StorageOutageError, moved)
-    assert ("BackupStorageLocation default was edited meanwhile: " in found.message) is moved
+    assert ("BackupStorageLocation default was changed meanwhile: " in found.message) is moved
 
 
 @pytest.mark.parametrize("change", [{}, {"accessMode": "ReadOnly"}], ids=["directory", "read-only"])
