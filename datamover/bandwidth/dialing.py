@@ -21,6 +21,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from core.errors import ConfigError
+from core.kube.transport import trust_like_go
 from datamover.runtime.cancellation import call_in_thread
 
 _PORTS: Final = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
@@ -278,7 +279,9 @@ async def _pass_socks(link: socket.socket, to: Address, proxy: NextProxy) -> Non
 @asynccontextmanager
 async def _encrypt(link: socket.socket, host: str) -> AsyncIterator[socket.socket]:
     """Yield a socket whose bytes travel through TLS on `link`: the relay needs one that the kernel can read."""
-    reader, writer = await asyncio.open_connection(sock=link, ssl=ssl.create_default_context(), server_hostname=host)
+    tls = ssl.create_default_context()
+    trust_like_go(tls)
+    reader, writer = await asyncio.open_connection(sock=link, ssl=tls, server_hostname=host)
     inner, outer = socket.socketpair()
     inner.settimeout(0)
     plain_reader, plain_writer = await asyncio.open_connection(sock=outer)

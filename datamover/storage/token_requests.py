@@ -22,6 +22,7 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Pr
 
 from core.clock import Backoff, Clock, Deadline
 from core.errors import RepositoryError, StorageOutageError
+from core.kube.transport import trust_like_go
 from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.runtime.cancellation import call_in_thread
@@ -74,6 +75,7 @@ async def request_grant(get: Callable[[], _T], clock: Clock, *, within: timedelt
 def build_client(authority_pem: bytes = b"") -> OpenerDirector:
     """Return a client that trusts an authority, in PEM, in addition to the system's; raises RefusedError."""
     tls = ssl.create_default_context()
+    trust_like_go(tls)
     if authority_pem:
         try:
             tls.load_verify_locations(cadata=authority_pem.decode("ascii", errors="ignore"))
