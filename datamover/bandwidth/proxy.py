@@ -181,12 +181,13 @@ _FIRST_HEAD_SECONDS: Final = 30.0
 """A process that does not say who it is keeps no connection for longer."""
 
 _LAST_BODY_SECONDS: Final = 2.0
+_ACCEPT_SECONDS: Final = 1.0
 
 _SEGMENT_BYTES: Final = 8192
 _RECEIVE_BYTES: Final = 2**18
 """Together they limit what kopia's and this end of a connection hold to some 500 KiB. With the loopback interface's
-segments of 64 KiB it would be megabytes: kopia's library, which believes them sent, waits only a minute for an answer.
-Source: Linux, tcp_init_buffer_space; minio-go 7.2.0, ResponseHeaderTimeout in transport.go."""
+segments of 64 KiB it would be megabytes: at a low rate, an answer would come minutes after kopia believes them sent.
+Source: Linux, tcp_init_buffer_space."""
 
 MOST_PARALLEL: Final = 6
 """Files of a backup that kopia should read in parallel, so that it has no more connections: at 100 kB/s, the least
@@ -233,7 +234,13 @@ class BandwidthProxy:
         """Serve until canceled."""
         async with asyncio.TaskGroup() as group:
             while True:
-                client, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+                try:
+                    client, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+                except OSError as e:
+                    # Such as of too many open files; without this proxy, kopia would wait for its storage.
+                    _logger.warning("bandwidth proxy: cannot accept a connection, will retry: %s", e)
+                    await asyncio.sleep(_ACCEPT_SECONDS)
+                    continue
                 group.create_task(self._serve(client), name="connection of kopia")
 
     async def _serve(self, client: socket.socket) -> None:
