@@ -150,8 +150,6 @@ def google_token_file(source: CredentialsText) -> str | None:
 _PROBE_PREFIX: Final = "no-repository-here/"
 """Below the prefix of a repository; no repository is ever created there."""
 
-_SERVICE_ACCOUNT: Final = re.compile(r'"type"\s*:\s*"service_account"')
-
 SECRET_VARIABLES: Final = (
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SECRET_KEY",
@@ -293,7 +291,12 @@ class GcsStorage(BucketStorage):
     @property
     def needs_pod(self) -> bool:
         """Whether there is no key of a service account."""
-        return not _SERVICE_ACCOUNT.search(self.credentials)
+        return not self._has_key
+
+    @property
+    def _has_key(self) -> bool:
+        # It may also be within credentials of another type.
+        return bool(self.credentials) and json.loads(self.credentials).get("type") == "service_account"
 
     def access(self, work_dir: WorkDir) -> KopiaAccess:
         """Return kopia's arguments; credentials are in a file, for kopia's flag or, of other types, Google's library.
@@ -306,7 +309,7 @@ class GcsStorage(BucketStorage):
             # Google's library would fail if the inherited variable names no file.
             return KopiaAccess(arguments, {**trust, GOOGLE_FILE: ""})
         file = str(work_dir.write("google.json", self.credentials.encode()))
-        if _SERVICE_ACCOUNT.search(self.credentials):
+        if self._has_key:
             return KopiaAccess([*arguments, f"--credentials-file={file}"], trust)
         return KopiaAccess(arguments, {**trust, GOOGLE_FILE: file})
 

@@ -87,10 +87,13 @@ def test_the_repository_of_an_fs_location_is_below_its_fspath(tmp_path: Path) ->
         storage.prepare_creation()
 
 
-@pytest.mark.parametrize("kind", ["service_account", "external_account"])
+@pytest.mark.parametrize("kind", ["service_account", "impersonated_service_account"])
 def test_google_credentials_are_written_to_a_file(folder: WorkDir, kind: str) -> None:
     """Others than a key, such as of a workload with another identity provider, are left to Google's library."""
-    text, file = f'{{"type": "{kind}"}}', folder.path / "google.json"
+    text, file = (
+        json.dumps({"source_credentials": {"type": "service_account"}, "type": kind}),
+        folder.path / "google.json",
+    )
     access = location_storage("velero.io/gcp", {}, text).access(folder)
     arguments, is_key = ["gcs", "--bucket=bkt", "--prefix=kopia/app/"], kind == "service_account"
     assert access.arguments == [*arguments, *([f"--credentials-file={file}"] if is_key else [])]
