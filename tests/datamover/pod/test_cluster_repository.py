@@ -212,12 +212,12 @@ async def test_a_storage_that_does_not_answer_is_compared_with_its_location(
     monkeypatch.setattr(Kopia, "call", AsyncMock(return_value=refused))
     pod, folder = MoverPod(FakeKube(), tmp_path), WorkDir(tmp_path, tmp_path / "cache")
     pod.put_secret("keys", "cloud", "[default]\naws_access_key_id=KEY\naws_secret_access_key=SECRET\n")
-    keys = {"credential": {"name": "keys", "key": "cloud"}}
-    pod.put_location({"s3Url": "https://old:9000", "region": "r"}, **keys)
+    keys = {"name": "keys", "key": "cloud"}
+    pod.put_location({"s3Url": "https://old:9000", "region": "r"}, credential=keys)
     location = await pod.context.reader.location("default")
     repository = await RepositoryAccess(pod.context, folder, Waits()).resolve_namespace(location, "app")
     if config:
-        pod.put_location(config, **keys, **spec)
+        pod.put_location(config, credential=keys, **spec)
     else:
         pod.kube.fail_next("GET", "backupstoragelocations", "lost", times=100)
     found = await repository.probe()
