@@ -83,6 +83,9 @@ def check_mounted(volume: Path, mounts: Path = MOUNTS) -> None:
 _NO_PASSWORD: Final = "-"  # noqa: S105 - no password
 """kopia asks for a password before it finds that there is no repository. Too short to be redacted from a message."""
 
+_SPACES: Final = "".join(one for one in map(chr, range(0x3001)) if one.isspace() and one not in "\x1c\x1d\x1e\x1f")
+"""What kopia removes around a password. Source: Go 1.26, strings.TrimSpace."""
+
 _CONTROLLER: Final = "its controller (the Velero server, even with 0 replicas of its Deployment; else the leader)"
 
 _REESTABLISHED: Final = "re-establish on BSL change, create or delete"
@@ -135,7 +138,7 @@ class ClusterReader:
         if b"\0" in value:
             raise RepositoryError(f"Secret {self.namespace}/{REPO_CREDENTIALS_SECRET}: the password has a zero byte")
         # It may be random bytes, which the environment of kopia then has.
-        return os.fsdecode(value).strip()
+        return os.fsdecode(value).strip(_SPACES)
 
     async def ensure_repository(
         self, volume_namespace: str, location: str, *, deadline: Deadline, reporter: WaitReporter

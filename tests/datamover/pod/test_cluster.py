@@ -57,13 +57,13 @@ async def test_an_api_server_that_is_unavailable_for_minutes_is_awaited_and_repo
 
 async def test_a_password_may_be_any_bytes_but_zero() -> None:
     """Velero takes it as it is."""
-    kube, random = FakeKube(), b"\xff\xfe of the generator\xa1"
+    kube, random = FakeKube(), b"\x1f\xff of the generator\xa1\x1c"
 
     def store(value: bytes) -> None:
         data = {"repository-password": base64.b64encode(value).decode()}
         kube.put(build_object(SECRETS, "velero-repo-credentials", "velero", data=data))
 
-    store(random + b"\n")
+    store(b"\xc2\xa0" + random + b"\r\n")
     password = await _context(kube).reader.password()
     assert os.fsencode(password) == random
     assert Redactor([password]).redact(f"it is {base64.b64encode(random).decode()}") == "it is ***"
