@@ -26,7 +26,7 @@ from datamover.kopia.location_files import LocationFiles
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError, kopia_environment
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.stalls import Reachability, Watchdog
-from datamover.kopia.storage_calls import NoAnswerError, RequestTime, StorageCalls, Waits
+from datamover.kopia.storage_calls import DENIALS_OF_IDENTITIES, NoAnswerError, RequestTime, StorageCalls, Waits
 from datamover.runtime.cancellation import call_in_thread
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.providers import FileStorage, KopiaAccess, Storage
@@ -110,6 +110,7 @@ class Repository:
         self._check_access = None if check is None else check.access(work_dir)
         self.watchdog = Watchdog(self._waits.clock, self._waits.reporter.warn, self.probe, self._waits.limits)
         self._calls = StorageCalls(kopia, address.description, work_dir.cache, waits=self._waits, probe=self.probe)
+        self._calls.doubted_denials = DENIALS_OF_IDENTITIES if address.storage.needs_pod else 0
         self._request_time = RequestTime(work_dir.path)
         self._connected = False
         self.created = False

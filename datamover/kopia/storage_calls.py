@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, TypeVar
 from core.clock import Backoff, Clock, SystemClock
 from core.errors import RepositoryError, StorageOutageError
 from core.models.units import format_duration
-from datamover.kopia.causes import count_index_blobs, find_outage
+from datamover.kopia.causes import ACCESS_DENIED, count_index_blobs, find_cause, find_outage
 from datamover.kopia.process import Kopia, KopiaAnswer, counter_flags, read_counters
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.stalls import Probe, StallLimits, Watchdog
@@ -44,6 +44,10 @@ _LEAST_PROBE_SECONDS: Final = 10.0
 
 _CHECKED_FAILURES: Final = 4
 """A location is read again after so many failures, which take 20 seconds or more."""
+
+DENIALS_OF_IDENTITIES: Final = 2
+"""How many are doubted: kopia waits a second for the keys of a node, and then opens the repository without any.
+Source: minio-go 7.2.0, pkg/credentials/chain.go, iam_aws.go (fetchIMDSToken)."""
 
 _INDEXES: Final = "indexes"
 """Source: kopia 0.23.1, newCommittedContentIndex in repo/content/committed_content_index.go."""
@@ -115,6 +119,8 @@ class StorageCalls:
         self._waits = waits
         limits = replace(waits.limits, first_warning_seconds=2 * _LONG_SECONDS)
         self.watchdog = Watchdog(waits.clock, self._report_wait, probe, limits)
+        self.doubted_denials = 0
+        """How often another attempt follows if access is denied."""
         self._reported = ""
         self._warned = False
 
@@ -177,7 +183,13 @@ class StorageCalls:
 
     def check_outage(self, answer: KopiaAnswer) -> None:
         """Check that the storage did not fail; raises a RepositoryError for which `repeat` repeats its step."""
-        if not answer.succeeded and (cause := find_outage(answer.lines, answer.volume)):
+        if answer.succeeded:
+            return
+        cause = find_outage(answer.lines, answer.volume)
+        if self.doubted_denials and find_cause(answer.lines, answer.volume) == ACCESS_DENIED:
+            self.doubted_denials -= 1
+            cause = f"{ACCESS_DENIED}, or the service that grants it does not answer"
+        if cause:
             raise NoAnswerError(cause, answer.lines[-1])
 
     async def _report_wait(self, message: str) -> None:
