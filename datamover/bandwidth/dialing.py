@@ -124,12 +124,7 @@ def _excludes(entry: str, to: Address) -> bool:
 _CONNECT_SECONDS: Final = 30.0
 """As Go's default dialer."""
 
-_OPTIONS: Final = (
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 30),
-)
+_OPTIONS: Final = {socket.TCP_NODELAY: 1, socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 30}
 """As Go's default dialer: kopia waits for an answer for as long as there is a connection."""
 
 _END: Final = b"\r\n\r\n"
@@ -213,8 +208,9 @@ async def _connect(to: Address) -> socket.socket:
             with ExitStack() as stack:
                 link = stack.enter_context(socket.socket(family, kind, protocol))
                 link.settimeout(0)
-                for level, option, value in _OPTIONS:
-                    link.setsockopt(level, option, value)
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in _OPTIONS.items():
+                    link.setsockopt(socket.IPPROTO_TCP, option, value)
                 # One that drops packets must leave time for the next, as with Go.
                 async with asyncio.timeout(_CONNECT_SECONDS / len(found)):
                     await asyncio.get_running_loop().sock_connect(link, address)

@@ -293,7 +293,11 @@ class BandwidthProxy:
             with _open_relay(client, server, self._upload) as relay:
                 while following is not None and following.address == to and not following.tunnels:
                     await relay.send(following.encode(absolute=reads is not None, authorization=authorization))
-                    await _relay_body(relay, reader, following.body_bytes)
+                    size_bytes = following.body_bytes
+                    received = reader.take(size_bytes)
+                    await relay.send(received)
+                    # A body without a length is everything until the client has no more.
+                    await relay.move(None if size_bytes is None else size_bytes - len(received))
                     following = await reader.read()
                 if following is None:
                     relay.end()
@@ -301,13 +305,6 @@ class BandwidthProxy:
 
         async with dial(to, proxy, tunnel=False) as server:
             return await run_both(send(), relay_all(server, client, self._download))
-
-
-async def _relay_body(relay: _Relay, reader: HeadReader, size_bytes: int | None) -> None:
-    """Relay the body of a request; of one without a length, everything until the client has no more."""
-    received = reader.take(size_bytes)
-    await relay.send(received)
-    await relay.move(None if size_bytes is None else size_bytes - len(received))
 
 
 async def _refuse(client: socket.socket, status: str, *headers: str) -> None:

@@ -83,14 +83,12 @@ def _format_bar(reading: ProgressMessage) -> str:
 
 
 def _format_text(reading: ProgressMessage) -> str:
-    parts = [format_bytes(reading.done_bytes)]
-    if reading.total_bytes:
-        parts = [f"{format_bytes(reading.done_bytes)} of {format_bytes(reading.total_bytes)}"]
-        parts.append(f"{100 * reading.done_bytes // reading.total_bytes} %")
+    done, total = format_bytes(reading.done_bytes), reading.total_bytes
+    parts = [f"{done} of {format_bytes(total)}", f"{100 * reading.done_bytes // total} %"] if total else [done]
     if reading.bytes_per_second:
         parts.append(f"{format_bytes(reading.bytes_per_second)}/s")
-        if reading.total_bytes > reading.done_bytes:
-            left = (reading.total_bytes - reading.done_bytes) / reading.bytes_per_second
+        if total > reading.done_bytes:
+            left = (total - reading.done_bytes) / reading.bytes_per_second
             parts.append(f"{left:.0f} s left")
     return ", ".join(parts)
 

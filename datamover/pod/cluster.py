@@ -339,8 +339,7 @@ class RepositoryAccess:
 
     async def _find_change(self, location: BackupStorageLocation) -> str | None:
         """Return that the location leads to another storage than when it was read; None: it does not, or is unread."""
-        context, old = self.context, location.spec
-        reader = ClusterReader(context.client, context.clock, context.namespace)
+        reader, old = replace(self.context.reader, client=self.context.client), location.spec
         with suppress(AgentError):
             new = (await reader.location(location.name)).spec
             if (new.provider, new.config, new.object_storage) != (old.provider, old.config, old.object_storage):

@@ -11,6 +11,7 @@ import logging
 import re
 import ssl
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from html import escape, unescape
 from http import HTTPStatus
@@ -133,11 +134,16 @@ def _read(response: HTTPResponse) -> bytes:
 
 
 def _reason_of(error: HTTPError) -> str:
-    try:
-        with error:
-            return _reason(error.read(_READ_BYTES)) or error.reason
-    except (OSError, HTTPException):
-        return error.reason
+    """Return the first line of the error's description, which each service has in a place of its own."""
+    content = b""
+    with suppress(OSError, HTTPException), error:
+        content = error.read(_READ_BYTES)
+    answer: Mapping[str, Any] = parse_json(content)
+    found = answer.get("error")
+    text = found.get("message") if isinstance(found, dict) else answer.get("error_description") or found
+    if not text and (named := _XML_MESSAGE.search(content.decode(errors="replace"))):
+        text = named[1]
+    return str(text or "").partition("\n")[0].strip()[:_SHOWN_CHARACTERS] or error.reason
 
 
 def parse_json(content: bytes) -> JsonDict:
@@ -147,16 +153,6 @@ def parse_json(content: bytes) -> JsonDict:
     except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
-
-
-def _reason(content: bytes) -> str:
-    """Return the first line of the error's description, which each service has in a place of its own."""
-    answer: Mapping[str, Any] = parse_json(content)
-    error = answer.get("error")
-    text = error.get("message") if isinstance(error, dict) else answer.get("error_description") or error
-    if not text and (found := _XML_MESSAGE.search(content.decode(errors="replace"))):
-        text = found[1]
-    return str(text or "").partition("\n")[0].strip()[:_SHOWN_CHARACTERS]
 
 
 _VERSION: Final = "2011-06-15"
