@@ -28,7 +28,7 @@ from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.runtime.cancellation import call_in_thread
 from datamover.storage.providers import read_credentials
-from datamover.storage.s3 import DEFAULT_SESSION, AwsRole
+from datamover.storage.s3 import DEFAULT_SESSION, AwsRole, token_service
 
 _logger = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ def assume_role(role: AwsRole, authority_pem: bytes, redactor: Redactor) -> byte
         "WebIdentityToken": token,
     }
     attempted = f"cannot assume role {role.arn} with the token in {role.token_file}"
-    request = Request(role.token_service, urlencode(form).encode())  # noqa: S310 - https
+    request = Request(token_service(role.region), urlencode(form).encode())  # noqa: S310 - https
     answer = send(build_client(authority_pem), request, attempted).decode(errors="replace")
     return _encode_grant({name: unescape(value) for name, value in _GRANTED.findall(answer)}, attempted, redactor)
 
