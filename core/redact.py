@@ -222,5 +222,6 @@ class Redactor:
 
 
 def _encoded(value: str) -> set[str]:
-    raw = base64.b64encode(value.encode()).decode()
-    return {quote(value, safe=""), quote_plus(value), json.dumps(value)[1:-1], raw, raw.rstrip("=")}
+    content = value.encode(errors="surrogateescape")
+    raw = base64.b64encode(content).decode()
+    return {quote(content, safe=""), quote_plus(content), json.dumps(value)[1:-1], raw, raw.rstrip("=")}

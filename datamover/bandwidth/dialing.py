@@ -13,13 +13,16 @@ import socket
 import ssl
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import ip_address, ip_network
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from core.errors import ConfigError
+from core.kube.transport import trust_like_go
+from datamover.runtime.cancellation import call_in_thread
 
 _PORTS: Final = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 
@@ -121,6 +124,9 @@ def _excludes(entry: str, to: Address) -> bool:
 _CONNECT_SECONDS: Final = 30.0
 """As Go's default dialer."""
 
+_OPTIONS: Final = {socket.TCP_NODELAY: 1, socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 30}
+"""As Go's default dialer: kopia waits for an answer for as long as there is a connection."""
+
 _END: Final = b"\r\n\r\n"
 _MOST_BYTES: Final = 65536
 
@@ -133,7 +139,6 @@ _SOCKS_FAILURES: Final = {
     6: "connection timed out",
 }
 """Source: RFC 1928, section 6."""
-
 
 _SOCKS_SIZES: Final = {1: 4, 4: 16}
 """Bytes of an IPv4 and an IPv6 address in an answer, by its type; of a name, the first byte says it."""
@@ -184,6 +189,9 @@ def _words(error: Exception) -> str:
         return "lookup: no such host"
     if isinstance(error, socket.gaierror):
         return "lookup: no such host" if error.errno != socket.EAI_AGAIN else "lookup: server misbehaving"
+    if isinstance(error, ssl.SSLError):
+        # Its number is none of the system's.
+        return f"x509: {error.verify_message}" if isinstance(error, ssl.SSLCertVerificationError) else f"tls: {error}"
     if isinstance(error, OSError) and error.errno:
         return f"connect: {os.strerror(error.errno).lower()}"
     return "EOF" if isinstance(error, EOFError) else str(error)
@@ -191,23 +199,25 @@ def _words(error: Exception) -> str:
 
 async def _connect(to: Address) -> socket.socket:
     """Return a connection to one of the host's addresses, in their order."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM)
+    # A name server may not answer: asyncio's own thread would keep this process until then.
+    look_up = partial(socket.getaddrinfo, to.host, to.port, type=socket.SOCK_STREAM)
+    found = await call_in_thread(look_up, name="lookup")
     failure: OSError = OSError("no address")
     for family, kind, protocol, _, address in found:
-        link = socket.socket(family, kind, protocol)
-        link.settimeout(0)
         try:
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(link, address)
+            with ExitStack() as stack:
+                link = stack.enter_context(socket.socket(family, kind, protocol))
+                link.settimeout(0)
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in _OPTIONS.items():
+                    link.setsockopt(socket.IPPROTO_TCP, option, value)
+                # One that drops packets must leave time for the next, as with Go.
+                async with asyncio.timeout(_CONNECT_SECONDS / len(found)):
+                    await asyncio.get_running_loop().sock_connect(link, address)
+                stack.pop_all()
+                return link
         except OSError as e:
             failure = e
-            link.close()
-        except BaseException:
-            link.close()
-            raise
-        else:
-            return link
     raise failure
 
 
@@ -265,7 +275,9 @@ async def _pass_socks(link: socket.socket, to: Address, proxy: NextProxy) -> Non
 @asynccontextmanager
 async def _encrypt(link: socket.socket, host: str) -> AsyncIterator[socket.socket]:
     """Yield a socket whose bytes travel through TLS on `link`: the relay needs one that the kernel can read."""
-    reader, writer = await asyncio.open_connection(sock=link, ssl=ssl.create_default_context(), server_hostname=host)
+    tls = ssl.create_default_context()
+    trust_like_go(tls)
+    reader, writer = await asyncio.open_connection(sock=link, ssl=tls, server_hostname=host)
     inner, outer = socket.socketpair()
     inner.settimeout(0)
     plain_reader, plain_writer = await asyncio.open_connection(sock=outer)
@@ -288,8 +300,12 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while piece := await reader.read(_MOST_BYTES):
             writer.write(piece)
             await writer.drain()
-    with suppress(OSError, NotImplementedError):
-        writer.write_eof()
+    with suppress(OSError):
+        if writer.can_write_eof():
+            writer.write_eof()
+        else:
+            # TLS has no end of one direction alone, and the proxy would keep the connection.
+            writer.close()
 
 
 _AUTHORIZATION: Final = "proxy-authorization"
@@ -388,12 +404,7 @@ class HeadReader:
         self._received = b""
 
     async def read(self) -> RequestHead | None:
-        """Return the next head; None: the connection ended before one.
-
-        Raises:
-            BadRequestError: what was received is no head.
-            OSError: the connection is broken.
-        """
+        """Return the next head, None at the end of the connection; raises BadRequestError, or OSError if it broke."""
         while _END not in self._received:
             if len(self._received) > _MOST_BYTES:
                 raise BadRequestError("head too long")

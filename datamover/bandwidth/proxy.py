@@ -71,7 +71,6 @@ _PIPE_BYTES: Final = 2**18
 
 _FLAGS: Final = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 
-
 _LAST_SECONDS: Final = 2.0
 
 _T = TypeVar("_T")
@@ -182,12 +181,13 @@ _FIRST_HEAD_SECONDS: Final = 30.0
 """A process that does not say who it is keeps no connection for longer."""
 
 _LAST_BODY_SECONDS: Final = 2.0
+_ACCEPT_SECONDS: Final = 1.0
 
 _SEGMENT_BYTES: Final = 8192
 _RECEIVE_BYTES: Final = 2**18
 """Together they limit what kopia's and this end of a connection hold to some 500 KiB. With the loopback interface's
-segments of 64 KiB it would be megabytes: kopia's library, which believes them sent, waits only a minute for an answer.
-Source: Linux, tcp_init_buffer_space; minio-go 7.2.0, ResponseHeaderTimeout in transport.go."""
+segments of 64 KiB it would be megabytes: at a low rate, an answer would come minutes after kopia believes them sent.
+Source: Linux, tcp_init_buffer_space."""
 
 MOST_PARALLEL: Final = 6
 """Files of a backup that kopia should read in parallel, so that it has no more connections: at 100 kB/s, the least
@@ -198,11 +198,7 @@ class BandwidthProxy:
     """Listens from its creation on until it is closed, and serves while `run` is running."""
 
     def __init__(self, environment: Mapping[str, str], clock: Clock, limits: BandwidthLimits) -> None:
-        """Listen, with these limits for all connections together, which go through the proxies of the environment.
-
-        Raises:
-            ConfigError: the environment names a proxy by an invalid URL.
-        """
+        """Listen, with limits for all connections together, through proxies of the environment; raises ConfigError."""
         self._routes = Routes(environment)
         self._environment = environment
         # As seen from the node.
@@ -238,7 +234,13 @@ class BandwidthProxy:
         """Serve until canceled."""
         async with asyncio.TaskGroup() as group:
             while True:
-                client, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+                try:
+                    client, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+                except OSError as e:
+                    # Such as of too many open files; without this proxy, kopia would wait for its storage.
+                    _logger.warning("bandwidth proxy: cannot accept a connection, will retry: %s", e)
+                    await asyncio.sleep(_ACCEPT_SECONDS)
+                    continue
                 group.create_task(self._serve(client), name="connection of kopia")
 
     async def _serve(self, client: socket.socket) -> None:
@@ -291,7 +293,11 @@ class BandwidthProxy:
             with _open_relay(client, server, self._upload) as relay:
                 while following is not None and following.address == to and not following.tunnels:
                     await relay.send(following.encode(absolute=reads is not None, authorization=authorization))
-                    await _relay_body(relay, reader, following.body_bytes)
+                    size_bytes = following.body_bytes
+                    received = reader.take(size_bytes)
+                    await relay.send(received)
+                    # A body without a length is everything until the client has no more.
+                    await relay.move(None if size_bytes is None else size_bytes - len(received))
                     following = await reader.read()
                 if following is None:
                     relay.end()
@@ -299,13 +305,6 @@ class BandwidthProxy:
 
         async with dial(to, proxy, tunnel=False) as server:
             return await run_both(send(), relay_all(server, client, self._download))
-
-
-async def _relay_body(relay: _Relay, reader: HeadReader, size_bytes: int | None) -> None:
-    """Relay the body of a request; of one without a length, everything until the client has no more."""
-    received = reader.take(size_bytes)
-    await relay.send(received)
-    await relay.move(None if size_bytes is None else size_bytes - len(received))
 
 
 async def _refuse(client: socket.socket, status: str, *headers: str) -> None:

@@ -69,11 +69,7 @@ class MoverBackup(Listener):
     _offered: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def open(self) -> KopiaAnswer:
-        """Start kopia, and return its answer so far once it has opened the repository, or its only one.
-
-        Raises:
-            DataPathError: it cannot be started or confined.
-        """
+        """Start kopia; return its answer so far once the repository is open, or its only one. Raises DataPathError."""
         await self.end()
         self._offered.clear()
         decided_fd, self._decision_fd = os.pipe()

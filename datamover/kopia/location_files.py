@@ -45,11 +45,7 @@ def open_output(work_dir: WorkDir) -> IO[bytes]:
 
 
 def read_elements(answer: KopiaAnswer, file: IO[bytes], model: type[_T]) -> Iterator[_T]:
-    """Yield each element of the list in `file`, which has the output of the call that was answered.
-
-    Raises:
-        KopiaError: kopia failed, or an element is not of that form.
-    """
+    """Yield each element of the list in `file`, the output of the call that was answered; raises KopiaError."""
     answer.check()
     file.seek(0)
     last = b""
@@ -64,11 +60,7 @@ def read_elements(answer: KopiaAnswer, file: IO[bytes], model: type[_T]) -> Iter
 
 
 def read_directories(answer: KopiaAnswer, file: IO[bytes]) -> Iterator[Iterator[JsonDict]]:
-    """Yield the entries of each directory in `file`, kopia's output; they are to be read before the next one's.
-
-    Raises:
-        KopiaError: kopia failed, or its output is not a directory.
-    """
+    """Yield each directory's entries in `file`, kopia's output, to be read before the next one's; raises KopiaError."""
     answer.check()
     file.seek(0)
     text = _Text(file)
@@ -191,11 +183,7 @@ class LocationFiles:
         self._work_dir.write(_CONFIG, json.dumps(config).encode())
 
     async def list_folders(self) -> list[str]:
-        """Return the names of the folders at the path, ordered; only S3 lists them alone, without all files.
-
-        Raises:
-            DataPathError: the storage cannot be listed.
-        """
+        """Return the names of the folders, ordered; only S3 lists them without all files. Raises DataPathError."""
         with open_output(self._work_dir) as file:
             parts = (name.partition("/") for name in await self.list_files(file))
             return sorted({name for name, slash, _ in parts if name and slash})
@@ -259,12 +247,7 @@ class BackupFiles:
         self._count = 0
 
     async def exist(self) -> bool:
-        """Return whether the location has any file or folder of a backup.
-
-        Raises:
-            RepositoryError: its files cannot be read in this way.
-            DataPathError: they cannot be listed.
-        """
+        """Return whether the location has a file or folder of a backup; raises DataPathError if that cannot be read."""
         await self._prepare()
         with open_output(self._work_dir) as file:
             return any(name.removeprefix(_BACKUPS) for name in await self._files.list_files(file, _BACKUPS))

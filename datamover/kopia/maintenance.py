@@ -41,7 +41,6 @@ _ROUNDING: Final = timedelta(milliseconds=1)
 _TOTALS: Final = re.compile(r"^(Count|Total): (\d+)$", re.MULTILINE)
 """Source: kopia 0.23.1, cli/command_blob_stats.go and cli/command_content_stats.go."""
 
-
 _LONGEST_RUN: Final = timedelta(hours=6)
 """The deadline of a Job, if none is configured: what began earlier is taken for a run that was interrupted. No longer,
 since a changed interval shows another beginning than the last run's."""

@@ -89,7 +89,7 @@ async def open_private_run(
         async with replacing as replacement:
             config["storage"]["config"] = replacement.config
             pipes = {
-                home / _PASSWORD_FILE: b64encode(environment[_PASSWORD].encode()),
+                home / _PASSWORD_FILE: b64encode(os.fsencode(environment[_PASSWORD])),
                 home / _CONFIG: json.dumps(config).encode(),
                 **{home / name: content for name, content in replacement.files.items()},
             }

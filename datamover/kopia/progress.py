@@ -101,7 +101,10 @@ class Meter:
         self._reported = False
         self._rated_at = clock.monotonic()
         self._rated_bytes = 0
-        self._address = ("127.0.0.1", _free_port())
+        # A free port: kopia cannot report one that it chose itself.
+        with closing(socket.socket()) as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._address: tuple[str, int] = probe.getsockname()
 
     @property
     def arguments(self) -> list[str]:
@@ -233,11 +236,3 @@ class Meter:
         """Parse kopia's counters in Prometheus text format; an empty text changes nothing."""
         if sums := sum_counters(text):
             self._sums = sums
-
-
-def _free_port() -> int:
-    """Return a free port of the loopback interface: kopia cannot report one that it chose itself."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -26,7 +26,7 @@ from datamover.kopia.location_files import LocationFiles
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError, kopia_environment
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.stalls import Reachability, Watchdog
-from datamover.kopia.storage_calls import NoAnswerError, RequestTime, StorageCalls, Waits
+from datamover.kopia.storage_calls import DENIALS_OF_IDENTITIES, NoAnswerError, RequestTime, StorageCalls, Waits
 from datamover.runtime.cancellation import call_in_thread
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.providers import FileStorage, KopiaAccess, Storage
@@ -110,6 +110,7 @@ class Repository:
         self._check_access = None if check is None else check.access(work_dir)
         self.watchdog = Watchdog(self._waits.clock, self._waits.reporter.warn, self.probe, self._waits.limits)
         self._calls = StorageCalls(kopia, address.description, work_dir.cache, waits=self._waits, probe=self.probe)
+        self._calls.doubted_denials = DENIALS_OF_IDENTITIES if address.storage.needs_pod else 0
         self._request_time = RequestTime(work_dir.path)
         self._connected = False
         self.created = False
@@ -174,11 +175,7 @@ class Repository:
             )
 
     async def run(self, data_path: Callable[[], Coroutine[Any, Any, KopiaAnswer]]) -> KopiaAnswer:
-        """Return what `data_path` returns; repeat it while kopia cannot even open the repository.
-
-        Raises:
-            StorageOutageError: the storage did not answer for the stall timeout.
-        """
+        """Return what `data_path` returns; repeat it if kopia cannot open the repository; raises StorageOutageError."""
 
         async def attempt() -> KopiaAnswer:
             answer = await data_path()
@@ -196,12 +193,7 @@ class Repository:
         return await self.watchdog.guard(attempted, meter, call)
 
     async def guard(self, attempted: str, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Return what `work` returns, one step of a kopia that runs on, unless that takes as long as a stall may.
-
-        Raises:
-            StorageOutageError: the storage does not answer.
-            DataPathError: kopia stalled, although the storage answers.
-        """
+        """Return what `work` returns, a step of a kopia that runs on, unless it stalls; raises as `Watchdog.guard`."""
         return await self._calls.watchdog.guard(attempted, Meter(self._waits.clock, Direction.RESTORE), work)
 
     async def connect(self, *, read_only: bool = False) -> None:
@@ -258,10 +250,9 @@ class Repository:
         return await read()
 
     async def ensure(self, block_hash: BlockHash | None = None) -> str:
-        """Connect to the repository, create it, with `block_hash`, if the storage is empty, and return its unique ID.
+        """Connect to the repository, or create it, with `block_hash`, in an empty storage; return its unique ID.
 
-        Raises:
-            RepositoryError: it can be neither opened nor created.
+        Raises RepositoryError if it can be neither opened nor created.
         """
         try:
             await self.connect()
@@ -312,11 +303,7 @@ class Repository:
         return False
 
     async def check_empty(self) -> None:
-        """Check that the storage, which has no repository, has nothing of one: it may have lost `kopia.repository`.
-
-        Raises:
-            RepositoryError: it has objects, or that cannot be found out.
-        """
+        """Check that a storage without a repository has nothing of a lost one; raises RepositoryError if it may."""
         storage = self._address.storage
         if isinstance(storage, FileStorage):
             if await self._in_directory(lambda: creation.find_repository(storage.path)):
@@ -327,13 +314,10 @@ class Repository:
             self._check(answer)
 
     async def check_listing(self) -> None:
-        """Check that the storage, which has the repository, also lists it.
+        """Check that the storage, which has the repository, also lists it; raises RepositoryError.
 
         kopia takes any page that answers a request in its place, and is XML, for an empty list.
         Source: minio-go 7.2.0, listObjectsV2Query in api-list.go.
-
-        Raises:
-            RepositoryError: it does not.
         """
         arguments = ("blob", "list", f"--prefix={creation.FORMAT}", "--json")
         answer = (await self.call(f"{self.description}: list the storage", *arguments)).check()
@@ -366,7 +350,14 @@ class Repository:
             self._check(answer)
 
     async def probe(self) -> Reachability:
-        """Return whether the repository's storage answers, within half a minute.
+        """Return whether the repository's storage answers, within half a minute, or is at another address."""
+        found = await self._probe()
+        if found.outage and (change := await self._waits.find_change()):
+            return replace(found, message=f"{change}: {found.message}", moved=True)
+        return found
+
+    async def _probe(self) -> Reachability:
+        """Return whether the storage answers.
 
         kopia connects to a path without a repository: so it needs no index and no password, whose
         key takes 64 MiB to derive, and the running data path keeps its memory.

@@ -104,11 +104,7 @@ def parse_time_ns(text: str) -> int:
 
 
 async def find_entry(repository: Repository, snapshot: Snapshot, path: str) -> StoredEntry:
-    """Return the entry at a path below the volume; at an empty path it has no name.
-
-    Raises:
-        DataPathError: there is none; the message has the name that may be meant.
-    """
+    """Return the entry at a path below the volume, without a name at an empty one; a DataPathError suggests a name."""
     root = StoredEntry("", "d", snapshot.root_object, summary=_Summary(snapshot.size_bytes, snapshot.entries))
     return await find_below(root, path, partial(read_directory, repository))
 

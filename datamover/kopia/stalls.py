@@ -130,11 +130,15 @@ Report = Callable[[str], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Reachability:
-    """Whether a repository's storage answers, with a message; `outage`: it does not, and may by itself."""
+    """Whether a repository's storage answers, with a message; `outage`: it does not, and may by itself.
+
+    `moved`: the storage is at another address now.
+    """
 
     reachable: bool
     message: str
     outage: bool = False
+    moved: bool = False
 
     @property
     def error(self) -> type[DataPathError]:
@@ -177,22 +181,14 @@ class StallLimits:
 
 
 def read_stall_limits(environment: Mapping[str, str]) -> StallLimits:
-    """Return the limits from `DATA_MOVER_STALL_TIMEOUT`, such as 30m; 0 means forever.
-
-    Raises:
-        ConfigError: its value is not a duration, or negative.
-    """
+    """Return the limits from `DATA_MOVER_STALL_TIMEOUT`, such as 30m; 0 means forever. Raises ConfigError."""
     return StallLimits(read_duration(environment, _VARIABLE, StallLimits.timeout))
 
 
 def read_duration(
     environment: Mapping[str, str], variable: str, default: timedelta, limits: tuple[timedelta, timedelta] | None = None
 ) -> timedelta:
-    """Return the duration in a variable, such as 30m; `default` if it is not set or empty.
-
-    Raises:
-        ConfigError: its value is not a duration, negative, or outside of the `limits`.
-    """
+    """Return the duration in a variable, such as 30m, or `default`. Raises ConfigError, also beyond the `limits`."""
     text = environment.get(variable, "")
     if not text:
         return default
@@ -303,7 +299,7 @@ class Watchdog:
         if meter.activity != before:
             return None
         idle, lines = format_duration(detector.idle), list(output)
-        if detector.timed_out(reachable=reachability.reachable):
+        if reachability.moved or detector.timed_out(reachable=reachability.reachable):
             text = "\n".join([f"{attempted}: no progress for {idle}: {reachability.message}", *lines])
             return reachability.error(text)
         shown = f"; last output of kopia: {lines[-1]}" if lines else ""

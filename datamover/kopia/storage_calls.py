@@ -8,7 +8,7 @@ repo/blob/storagemetrics/storage_metrics.go; minio-go 7.2.0, retry.go.
 
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, TypeVar
 from core.clock import Backoff, Clock, SystemClock
 from core.errors import RepositoryError, StorageOutageError
 from core.models.units import format_duration
-from datamover.kopia.causes import count_index_blobs, find_outage
+from datamover.kopia.causes import ACCESS_DENIED, count_index_blobs, find_cause, find_outage
 from datamover.kopia.process import Kopia, KopiaAnswer, counter_flags, read_counters
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.stalls import Probe, StallLimits, Watchdog
@@ -41,6 +41,13 @@ _PROBE_SECONDS: Final = 30.0
 
 _LEAST_PROBE_SECONDS: Final = 10.0
 """A busy node needs seconds to start kopia."""
+
+_CHECKED_FAILURES: Final = 4
+"""A location is read again after so many failures, which take 20 seconds or more."""
+
+DENIALS_OF_IDENTITIES: Final = 2
+"""How many are doubted: kopia waits a second for the keys of a node, and then opens the repository without any.
+Source: minio-go 7.2.0, pkg/credentials/chain.go, iam_aws.go (fetchIMDSToken)."""
 
 _INDEXES: Final = "indexes"
 """Source: kopia 0.23.1, newCommittedContentIndex in repo/content/committed_content_index.go."""
@@ -70,13 +77,21 @@ class WaitReporter:
         _logger.warning("%s", message)
 
 
+async def _find_no_change() -> None:
+    """Return that the address of a storage is still the same."""
+
+
 @dataclass(frozen=True)
 class Waits:
-    """How long to wait for a storage, and who reports it."""
+    """How long to wait for a storage, and who reports it.
+
+    `find_change` returns what has changed of where the storage is, None: nothing. Then no wait for it would help.
+    """
 
     clock: Clock = field(default_factory=SystemClock)
     limits: StallLimits = field(default_factory=StallLimits)
     reporter: WaitReporter = field(default_factory=WaitReporter)
+    find_change: Callable[[], Awaitable[str | None]] = _find_no_change
 
     @property
     def probe_seconds(self) -> float:
@@ -104,16 +119,13 @@ class StorageCalls:
         self._waits = waits
         limits = replace(waits.limits, first_warning_seconds=2 * _LONG_SECONDS)
         self.watchdog = Watchdog(waits.clock, self._report_wait, probe, limits)
+        self.doubted_denials = 0
+        """How often another attempt follows if access is denied."""
         self._reported = ""
         self._warned = False
 
     async def call(self, attempted: str, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:
-        """Return the answer of a call, which is repeated while the storage does not answer; otherwise as `Kopia.call`.
-
-        Raises:
-            StorageOutageError: the storage did not answer for the stall timeout.
-            DataPathError: kopia stalled, although the storage answers.
-        """
+        """Return the answer of a call as `Kopia.call` does, but raise what `open_once` and `repeat` do."""
 
         async def call_once() -> KopiaAnswer:
             meter = Meter(self._waits.clock, Direction.RESTORE)
@@ -135,10 +147,10 @@ class StorageCalls:
         return answer
 
     async def repeat(self, step: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Return what `step` returns, repeated up to the stall timeout of the storage; raises StorageOutageError.
+        """Return what `step` returns; repeat it while the storage does not answer, and its address is the same.
 
         A step that reads a part of the repository before it fails has made progress only if that is still in the cache:
-        so it happens once for each part.
+        so it happens once for each part. Raises StorageOutageError after the stall timeout without progress.
         """
         clock, timeout = self._waits.clock, self._waits.limits.timeout
         failures, since_seconds, cached = 0, clock.monotonic(), self._count_cached()
@@ -150,10 +162,11 @@ class StorageCalls:
                 if (count := self._count_cached()) > cached:
                     cached, since_seconds = count, clock.monotonic()
                 lasted_seconds = clock.monotonic() - since_seconds
-                if timeout and lasted_seconds >= timeout.total_seconds():
+                change = None if failures % _CHECKED_FAILURES else await self._waits.find_change()
+                if change or (timeout and lasted_seconds >= timeout.total_seconds()):
                     lasted = format_duration(timedelta(seconds=round(lasted_seconds)))
-                    text = f"{self._description} did not answer for {lasted}: {e}"
-                    raise StorageOutageError(text) from e
+                    silent = f"{self._description} did not answer for {lasted}"
+                    raise StorageOutageError(": ".join(filter(None, [silent, change, str(e)]))) from e
                 await self._report_wait(f"{self._description} does not answer, will retry: {e.cause}")
                 await clock.sleep(_BACKOFF.seconds_after(failures))
             else:
@@ -170,7 +183,13 @@ class StorageCalls:
 
     def check_outage(self, answer: KopiaAnswer) -> None:
         """Check that the storage did not fail; raises a RepositoryError for which `repeat` repeats its step."""
-        if not answer.succeeded and (cause := find_outage(answer.lines, answer.volume)):
+        if answer.succeeded:
+            return
+        cause = find_outage(answer.lines, answer.volume)
+        if self.doubted_denials and find_cause(answer.lines, answer.volume) == ACCESS_DENIED:
+            self.doubted_denials -= 1
+            cause = f"{ACCESS_DENIED}, or the service that grants it does not answer"
+        if cause:
             raise NoAnswerError(cause, answer.lines[-1])
 
     async def _report_wait(self, message: str) -> None:

@@ -36,7 +36,6 @@ _PREFIX: Final = "error processing "
 _ROOT: Final = r"@\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [^\s/]+/?"
 """What follows the source in kopia's name of a snapshot's root. Source: kopia 0.23.1, formatTimestamp in cli/app.go."""
 
-
 _COUNTERS: Final = re.compile(r'^verifyCounters:.*"verifiedContents":(\d+)')
 _DAMAGED_CONTENTS: Final = "missing pack blobs with index-referenced content"
 """How kopia ends if contents are missing or damaged, or could not be read."""

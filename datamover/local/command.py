@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field
@@ -84,14 +83,12 @@ def _format_bar(reading: ProgressMessage) -> str:
 
 
 def _format_text(reading: ProgressMessage) -> str:
-    parts = [format_bytes(reading.done_bytes)]
-    if reading.total_bytes:
-        parts = [f"{format_bytes(reading.done_bytes)} of {format_bytes(reading.total_bytes)}"]
-        parts.append(f"{100 * reading.done_bytes // reading.total_bytes} %")
+    done, total = format_bytes(reading.done_bytes), reading.total_bytes
+    parts = [f"{done} of {format_bytes(total)}", f"{100 * reading.done_bytes // total} %"] if total else [done]
     if reading.bytes_per_second:
         parts.append(f"{format_bytes(reading.bytes_per_second)}/s")
-        if reading.total_bytes > reading.done_bytes:
-            left = (reading.total_bytes - reading.done_bytes) / reading.bytes_per_second
+        if total > reading.done_bytes:
+            left = (total - reading.done_bytes) / reading.bytes_per_second
             parts.append(f"{left:.0f} s left")
     return ", ".join(parts)
 
@@ -220,8 +217,7 @@ async def _with_bar(moving: Coroutine[None, None, _R], meter: Meter, bar: Progre
 
 def _locate(path: Path) -> tuple[Path, VolumeMode]:
     """Return the absolute path for kopia, with symbolic links unresolved, and what is there."""
-    device = path.exists() and stat.S_ISBLK(path.stat().st_mode)
-    return path.absolute(), VolumeMode.BLOCK if device else VolumeMode.FILESYSTEM
+    return path.absolute(), VolumeMode.BLOCK if path.is_block_device() else VolumeMode.FILESYSTEM
 
 
 def _check_empty(target: Path) -> None:

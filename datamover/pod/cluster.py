@@ -7,17 +7,19 @@ Source: Kubernetes v1.34, the plugin names in pkg/volume/*; proc_pid_mountinfo(5
 
 import asyncio
 import base64
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
 from core.clock import Clock, Deadline
 from core.contract import SNAPSHOT_METADATA_TOKEN, TrackedSnapshot
-from core.errors import ConfigError, DataPathError, RepositoryError, StorageOutageError
+from core.errors import AgentError, ConfigError, DataPathError, RepositoryError, StorageOutageError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import AlreadyExistsError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS, Resource
@@ -49,7 +51,7 @@ from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir, open_work_dir
 from datamover.storage.location import LocationSecrets, build_storage
-from datamover.storage.providers import CredentialsText, FileStorage, Storage
+from datamover.storage.providers import TEXT, CredentialsText, FileStorage, Storage
 
 _T = TypeVar("_T")
 
@@ -80,6 +82,9 @@ def check_mounted(volume: Path, mounts: Path = MOUNTS) -> None:
 
 _NO_PASSWORD: Final = "-"  # noqa: S105 - no password
 """kopia asks for a password before it finds that there is no repository. Too short to be redacted from a message."""
+
+_SPACES: Final = "".join(one for one in map(chr, range(0x3001)) if one.isspace() and one not in "\x1c\x1d\x1e\x1f")
+"""What kopia removes around a password. Source: Go 1.26, strings.TrimSpace."""
 
 _CONTROLLER: Final = "its controller (the Velero server, even with 0 replicas of its Deployment; else the leader)"
 
@@ -122,7 +127,7 @@ class ClusterReader:
         credential: CredentialsText | None = None
         if named := location.spec.credential:
             value = await self._secret(named)
-            credential = CredentialsText(value.decode(errors="replace"), f"Secret {self.namespace}/{named.name}")
+            credential = CredentialsText(value.decode(TEXT, errors="replace"), f"Secret {self.namespace}/{named.name}")
         authority = location.spec.object_storage.ca_cert_ref
         ca_pem = await self._secret(authority) if authority else None
         return LocationSecrets(credential, ca_pem)
@@ -130,7 +135,10 @@ class ClusterReader:
     async def password(self) -> str:
         """Return the password of all repositories, stripped. Raises RepositoryError without one."""
         value = await self._secret(SecretKey(name=REPO_CREDENTIALS_SECRET, key=REPO_CREDENTIALS_KEY))
-        return value.decode(errors="replace").strip()
+        if b"\0" in value:
+            raise RepositoryError(f"Secret {self.namespace}/{REPO_CREDENTIALS_SECRET}: the password has a zero byte")
+        # It may be random bytes, which the environment of kopia then has.
+        return os.fsdecode(value).strip(_SPACES)
 
     async def ensure_repository(
         self, volume_namespace: str, location: str, *, deadline: Deadline, reporter: WaitReporter
@@ -326,7 +334,17 @@ class RepositoryAccess:
         described = f"{name or f'repository of namespace {volume_namespace}'} ({storage.description})"
         address = RepositoryAddress(described, storage, throttle, unique_id)
         limit = (cache or CacheLimit()).at_most(self.work_dir.cache_limit_mib)
-        return Repository(kopia, address, self.work_dir, cache=limit, waits=self.waits)
+        waits = replace(self.waits, find_change=partial(self._find_change, location))
+        return Repository(kopia, address, self.work_dir, cache=limit, waits=waits)
+
+    async def _find_change(self, location: BackupStorageLocation) -> str | None:
+        """Return that the location leads to another storage than when it was read; None: it does not, or is unread."""
+        reader, old = replace(self.context.reader, client=self.context.client), location.spec
+        with suppress(AgentError):
+            new = (await reader.location(location.name)).spec
+            if (new.provider, new.config, new.object_storage) != (old.provider, old.config, old.object_storage):
+                return f"BackupStorageLocation {location.name} was changed meanwhile"
+        return None
 
     async def check_storage(self, storage: Storage) -> None:
         """Return if the storage answers and accepts the credentials; nothing is written to it.

@@ -24,12 +24,12 @@ _METADATA_HOST: Final = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
 _SECRET: Final = "AZURE_CLIENT_SECRET"  # noqa: S105 - the name of a variable
 _CERTIFICATE: Final = "AZURE_CLIENT_CERTIFICATE"
 _TOKEN_FILE: Final = "AZURE_FEDERATED_TOKEN_FILE"  # noqa: S105
-_IDENTITY: Final = (_TENANT, _CLIENT, _SECRET, _CERTIFICATE)
+_IDENTITY: Final = (_TENANT, _CLIENT, _SECRET, _CERTIFICATE, _SAS_TOKEN)
 _USER: Final = "AZURE_USERNAME"
 _OWN: Final = (_SECRET, _CERTIFICATE, f"{_CERTIFICATE}_PATH", _USER)
 """With one of them, an identity is the file's."""
 
-_INHERITED: Final = (*_IDENTITY, _TOKEN_FILE, _AUTHORITY, _METADATA_HOST, _STORAGE_KEY, _SAS_TOKEN)
+_INHERITED: Final = (*_IDENTITY, _TOKEN_FILE, _AUTHORITY, _METADATA_HOST, _STORAGE_KEY)
 _KEYS: Final = ("AZURE_STORAGE_ACCOUNT_ACCESS_KEY", _STORAGE_KEY)
 """Variables of a credentials file with the account's key, unless `storageAccountKeyEnvVar` names another."""
 
@@ -106,7 +106,9 @@ class AzureStorage(providers.BucketStorage):
         flags = ["azure", f"--container={self.bucket}", f"--prefix={self.prefix}", f"--storage-account={self.account}"]
         if self.domain:
             flags.append(f"--storage-domain={self.domain}")
-        return providers.KopiaAccess(flags, {**self.variables, **providers.trust_variables(work_dir, self.ca_pem)})
+        # kopia would prefer an inherited signature to the location's key.
+        variables = {_SAS_TOKEN: "", **self.variables, **providers.trust_variables(work_dir, self.ca_pem)}
+        return providers.KopiaAccess(flags, variables)
 
 
 def read_azure_variables(source: providers.CredentialsText | None, environment: Mapping[str, str]) -> dict[str, str]:
@@ -126,11 +128,7 @@ def read_azure_variables(source: providers.CredentialsText | None, environment: 
 def build_azure(
     config: Mapping[str, str], given: Mapping[str, str], *, container: str, prefix: str, ca_pem: bytes
 ) -> AzureStorage:
-    """Return the storage that `config` and the variables `given` describe.
-
-    Raises:
-        RepositoryError: they are incomplete or invalid, or kopia cannot do what they ask for.
-    """
+    """Return the storage that `config` and the variables `given` describe. Raises RepositoryError without access."""
     if not (account := config.get("storageAccount", "")):
         raise RepositoryError("config.storageAccount is not set")
     cloud_name = given.get("AZURE_CLOUD_NAME", "")

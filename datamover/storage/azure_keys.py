@@ -56,11 +56,7 @@ _METADATA_BUSY: Final = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.GONE})
 
 
 async def fetch_account_key(wanted: AzureAccountKey, clock: Clock, redactor: Redactor) -> str:
-    """Return the key of the account with all permissions; repeat requests for 5 minutes. `redactor` learns each secret.
-
-    Raises:
-        RepositoryError: the identity or the key was not granted, or a service does not answer.
-    """
+    """Return the account's key with all permissions, within 5 minutes; `redactor` learns it; raises RepositoryError."""
     return await request_grant(lambda: _list_keys(wanted, redactor), clock, within=_TOTAL, name="azure-account-key")
 
 
@@ -83,11 +79,7 @@ def _list_keys(wanted: AzureAccountKey, redactor: Redactor) -> str:
 
 
 def _sign_in(identity: AzureIdentity, audience: str, client: OpenerDirector, redactor: Redactor) -> str:
-    """Return a new token of an identity for an audience; `redactor` learns each secret on the way.
-
-    Raises:
-        RepositoryError: it was not granted, or the service does not answer.
-    """
+    """Return a new token of an identity for an audience; `redactor` learns each secret. Raises RepositoryError."""
     redactor.add(identity.secret)
     attempted = f"cannot sign in to Azure as {identity.description}"
     if identity.secret or identity.token_file:

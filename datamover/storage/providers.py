@@ -10,6 +10,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
@@ -22,6 +23,9 @@ from datamover.runtime.work_dir import WorkDir, attempting
 
 GOOGLE_FILE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
 """The variable that names the credentials file of Google's library."""
+
+TEXT: Final = "utf-8-sig"
+"""The encoding of credentials: an editor of Windows may have put a mark before them, which no cloud's library skips."""
 
 AZURE_AUTHORITY: Final = "https://login.microsoftonline.com/"
 """Where identities of the public cloud sign in."""
@@ -91,7 +95,7 @@ def read_credentials(path: str, named_by: str) -> CredentialsText:
     with Translated(
         (OSError, UnicodeDecodeError), RepositoryError, f"cannot read credentials file {path} ({named_by})"
     ):
-        return CredentialsText(Path(path).read_text(), f"file {path}")
+        return CredentialsText(Path(path).read_text(TEXT), f"file {path}")
 
 
 def parse_variables(source: CredentialsText) -> dict[str, str]:
@@ -146,8 +150,6 @@ def google_token_file(source: CredentialsText) -> str | None:
 _PROBE_PREFIX: Final = "no-repository-here/"
 """Below the prefix of a repository; no repository is ever created there."""
 
-_SERVICE_ACCOUNT: Final = re.compile(r'"type"\s*:\s*"service_account"')
-
 SECRET_VARIABLES: Final = (
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SECRET_KEY",
@@ -191,11 +193,7 @@ class Storage(ABC):
         """Return a path in the same storage with the same access, and without a repository."""
 
     async def with_fetched_credentials(self, clock: Clock, redactor: Redactor) -> Self:  # noqa: ARG002 - most need none
-        """Return this storage with the credentials that kopia cannot get by itself; `redactor` learns them.
-
-        Raises:
-            RepositoryError: they were not granted, or a service does not answer.
-        """
+        """Return it with credentials that kopia cannot get itself; `redactor` learns them. Raises RepositoryError."""
         return self
 
     def config(self) -> JsonDict | None:
@@ -248,23 +246,15 @@ class FileStorage(Storage):
 
     def check_root(self) -> None:
         """Check that the root can be read, if there is one. Raises ConfigError otherwise: a volume is not mounted."""
-        if self.root is None:
-            return
-        if not self.root.is_dir():
-            raise ConfigError(f"directory {self.root} does not exist")
-        try:
-            os.scandir(self.root).close()
-        except OSError as e:
-            raise ConfigError(f"directory {self.root} cannot be read: {e.strerror}") from e
+        if self.root is not None:
+            with attempting(f"read directory {self.root}", ConfigError):
+                os.scandir(self.root).close()
 
     def list_folders(self) -> list[str]:
         """Return the names of the folders in the directory, ordered, or none; raises ConfigError."""
-        try:
+        with attempting(f"read directory {self.path}", ConfigError), suppress(FileNotFoundError):
             return sorted(one.name for one in os.scandir(self.path) if one.is_dir())
-        except FileNotFoundError:
-            return []
-        except OSError as e:
-            raise ConfigError(f"directory {self.path} cannot be read: {e.strerror}") from e
+        return []
 
     def prepare_creation(self) -> Path:
         """Create and return the directory. Raises ConfigError if it cannot be created, or its root is not mounted."""
@@ -301,7 +291,12 @@ class GcsStorage(BucketStorage):
     @property
     def needs_pod(self) -> bool:
         """Whether there is no key of a service account."""
-        return not _SERVICE_ACCOUNT.search(self.credentials)
+        return not self._has_key
+
+    @property
+    def _has_key(self) -> bool:
+        # It may also be within credentials of another type.
+        return bool(self.credentials) and json.loads(self.credentials).get("type") == "service_account"
 
     def access(self, work_dir: WorkDir) -> KopiaAccess:
         """Return kopia's arguments; credentials are in a file, for kopia's flag or, of other types, Google's library.
@@ -314,7 +309,7 @@ class GcsStorage(BucketStorage):
             # Google's library would fail if the inherited variable names no file.
             return KopiaAccess(arguments, {**trust, GOOGLE_FILE: ""})
         file = str(work_dir.write("google.json", self.credentials.encode()))
-        if _SERVICE_ACCOUNT.search(self.credentials):
+        if self._has_key:
             return KopiaAccess([*arguments, f"--credentials-file={file}"], trust)
         return KopiaAccess(arguments, {**trust, GOOGLE_FILE: file})
 

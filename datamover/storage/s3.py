@@ -93,11 +93,6 @@ class AwsRole:
         return {**AwsKeys("", "").variables, **wanted, **region}
 
     @property
-    def token_service(self) -> str:
-        """The URL of AWS's token service in its region, without a region the global one."""
-        return _token_service(self.region)
-
-    @property
     def origin(self) -> str | None:
         """The origin to name if access is denied: kopia continues without keys if it cannot assume a role."""
         return f"keys of role {self.arn}, if the token in {self.token_file} is allowed to assume it"
@@ -128,7 +123,7 @@ class AwsAssumedRole:
             **self.keys.config,
             "roleARN": self.arn,
             "sessionName": self.session_name,
-            "roleEndpoint": _token_service(self.region),
+            "roleEndpoint": token_service(self.region),
             "roleRegion": self.region or _GLOBAL_REGION,
         }
 
@@ -168,7 +163,8 @@ def find_aws_identity(
     return role
 
 
-def _token_service(region: str) -> str:
+def token_service(region: str) -> str:
+    """Return the URL of AWS's token service in a region, without one the global URL."""
     host = f"sts.{region}.amazonaws.com" if region else "sts.amazonaws.com"
     return f"https://{host}{'.cn' if region.startswith('cn-') else ''}"
 
@@ -189,11 +185,7 @@ def _inherited_role(environment: Mapping[str, str]) -> AwsRole | None:
 
 
 def parse_aws_profile(source: CredentialsText, profile: str = "") -> AwsIdentity | None:
-    """Return the keys or the role of `profile` (by default `default`); None if it has neither.
-
-    Raises:
-        RepositoryError: the file has no such profile, or kopia does not support its content.
-    """
+    """Return the keys or the role of `profile` (by default `default`), or None; raises RepositoryError for others."""
     wanted = profile or _DEFAULT_PROFILE
     values = _profile(source, wanted)
     role, token_file = values.get("role_arn", ""), values.get("web_identity_token_file", "")
@@ -245,7 +237,7 @@ def _keys(source: CredentialsText, profile: str, values: Mapping[str, str]) -> A
 
 
 def _profile(source: CredentialsText, wanted: str) -> dict[str, str]:
-    sections = _parse_sections(source.text.removeprefix("\ufeff"))
+    sections = _parse_sections(source.text)
     # AWS's config file has sections like [profile name].
     if (values := sections.get(wanted, sections.get(f"profile {wanted}"))) is None:
         found = ", ".join(sections) or "none"

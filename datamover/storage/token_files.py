@@ -106,7 +106,7 @@ _GOOGLE_HEADER: Final = "authorization"
 _AZURE_DOMAIN: Final = "blob.core.windows.net"
 
 _WITHIN: Final = timedelta(seconds=30)
-"""How long one request is repeated: kopia waits a minute for an answer, and then asks again."""
+"""How long one request is repeated before kopia gets an error, and asks again."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import logging
 import re
 import ssl
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from html import escape, unescape
 from http import HTTPStatus
@@ -22,11 +23,12 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Pr
 
 from core.clock import Backoff, Clock, Deadline
 from core.errors import RepositoryError, StorageOutageError
+from core.kube.transport import trust_like_go
 from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.runtime.cancellation import call_in_thread
 from datamover.storage.providers import read_credentials
-from datamover.storage.s3 import DEFAULT_SESSION, AwsRole
+from datamover.storage.s3 import DEFAULT_SESSION, AwsRole, token_service
 
 _logger = logging.getLogger(__name__)
 
@@ -57,11 +59,7 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 async def request_grant(get: Callable[[], _T], clock: Clock, *, within: timedelta, name: str) -> _T:
-    """Return what `get` returns in a thread; repeat it while a service is unavailable.
-
-    Raises:
-        RepositoryError: it was not granted, or no service answered within that time.
-    """
+    """Return what `get` returns in a thread; repeat it while a service is unavailable. Raises RepositoryError."""
     deadline = Deadline.after(clock, within)
     failures = 0
     while True:
@@ -78,6 +76,7 @@ async def request_grant(get: Callable[[], _T], clock: Clock, *, within: timedelt
 def build_client(authority_pem: bytes = b"") -> OpenerDirector:
     """Return a client that trusts an authority, in PEM, in addition to the system's; raises RefusedError."""
     tls = ssl.create_default_context()
+    trust_like_go(tls)
     if authority_pem:
         try:
             tls.load_verify_locations(cadata=authority_pem.decode("ascii", errors="ignore"))
@@ -135,11 +134,16 @@ def _read(response: HTTPResponse) -> bytes:
 
 
 def _reason_of(error: HTTPError) -> str:
-    try:
-        with error:
-            return _reason(error.read(_READ_BYTES)) or error.reason
-    except (OSError, HTTPException):
-        return error.reason
+    """Return the first line of the error's description, which each service has in a place of its own."""
+    content = b""
+    with suppress(OSError, HTTPException), error:
+        content = error.read(_READ_BYTES)
+    answer: Mapping[str, Any] = parse_json(content)
+    found = answer.get("error")
+    text = found.get("message") if isinstance(found, dict) else answer.get("error_description") or found
+    if not text and (named := _XML_MESSAGE.search(content.decode(errors="replace"))):
+        text = named[1]
+    return str(text or "").partition("\n")[0].strip()[:_SHOWN_CHARACTERS] or error.reason
 
 
 def parse_json(content: bytes) -> JsonDict:
@@ -149,16 +153,6 @@ def parse_json(content: bytes) -> JsonDict:
     except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
-
-
-def _reason(content: bytes) -> str:
-    """Return the first line of the error's description, which each service has in a place of its own."""
-    answer: Mapping[str, Any] = parse_json(content)
-    error = answer.get("error")
-    text = error.get("message") if isinstance(error, dict) else answer.get("error_description") or error
-    if not text and (found := _XML_MESSAGE.search(content.decode(errors="replace"))):
-        text = found[1]
-    return str(text or "").partition("\n")[0].strip()[:_SHOWN_CHARACTERS]
 
 
 _VERSION: Final = "2011-06-15"
@@ -191,7 +185,7 @@ def assume_role(role: AwsRole, authority_pem: bytes, redactor: Redactor) -> byte
         "WebIdentityToken": token,
     }
     attempted = f"cannot assume role {role.arn} with the token in {role.token_file}"
-    request = Request(role.token_service, urlencode(form).encode())  # noqa: S310 - https
+    request = Request(token_service(role.region), urlencode(form).encode())  # noqa: S310 - https
     answer = send(build_client(authority_pem), request, attempted).decode(errors="replace")
     return _encode_grant({name: unescape(value) for name, value in _GRANTED.findall(answer)}, attempted, redactor)
 

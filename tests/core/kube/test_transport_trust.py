@@ -1,11 +1,13 @@
 """Agents and data movers trust the API servers that other clients trust, also after their authority was replaced."""
 
+import asyncio
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import Request as GrantRequest
 
 import pytest
 from aiohttp import web
@@ -14,6 +16,7 @@ from core.clock import SystemClock
 from core.kube.errors import UnreachableError
 from core.kube.transport import Request, Transport
 from datamover.pod.api_transport import pod_transport
+from datamover.storage.token_requests import build_client, send
 from nodeagent.runtime.transport import load_transport
 
 pytestmark = pytest.mark.processes  # openssl makes certificates
@@ -102,6 +105,12 @@ async def test_the_authority_of_a_cluster_is_trusted_as_it_is(authority: str, ki
         transport = await _connect(tmp_path, port, kind)
         assert (await transport.request(Request("GET", "/version"))).status == 200
         await transport.close()
+        # So does a data mover a service that grants credentials, by a location's authority: kopia does.
+        client, request = (
+            build_client(issuer.certificate.read_bytes()),
+            GrantRequest(f"https://127.0.0.1:{port}/version"),
+        )
+        assert await asyncio.to_thread(send, client, request, "ask") == b"{}"
 
 
 async def test_an_agent_trusts_the_authority_that_has_replaced_another_one(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from core.errors import ConfigError
+from datamover.bandwidth import dialing
 from datamover.bandwidth.dialing import (
     Address,
     BadRequestError,
@@ -17,6 +20,8 @@ from datamover.bandwidth.dialing import (
     Routes,
     dial,
 )
+from datamover.kopia.causes import NOT_TRUSTED, find_cause
+from tests.testbed.pki import Authority
 
 _PUT = (
     b"PUT http://s3.example.com:9000/b/x%20y?z=1 HTTP/1.1\r\nHost: s3.example.com:9000\r\n"
@@ -214,3 +219,67 @@ async def test_what_is_too_long_for_a_socks_proxy_is_an_error(
         proxy = NextProxy("socks5h", Address("127.0.0.1", server.sockets[0].getsockname()[1]), "me", password)
         with pytest.raises(DialError, match=rf"{error}$"):
             await dial(Address(host, 443), proxy, tunnel=True).__aenter__()
+
+
+async def test_an_address_that_drops_packets_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a storage that vanishes is noticed, as by kopia without this proxy."""
+    monkeypatch.setattr(dialing, "_CONNECT_SECONDS", 1.0)
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as full,
+        socket.create_server(("127.0.0.1", 0)) as server,
+        # The kernel drops further requests for connections.
+        socket.create_connection(full.getsockname()),
+    ):
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", each.getsockname()) for each in (full, server)]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        async with dial(Address("s3.example.com", 443), None, tunnel=True) as link:
+            assert link.getpeername() == server.getsockname()
+            assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("pki") / "authority")
+
+
+@asynccontextmanager
+async def _proxy_with_tls(authority: Authority, end: bytes) -> AsyncIterator[tuple[NextProxy, asyncio.Event]]:
+    """A proxy that answers what follows a request with `end`, and the event that its client has closed."""
+    context, closed = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), asyncio.Event()
+    pair = authority.issue("proxy", user="proxy", addresses=("IP:127.0.0.1",))
+    context.load_cert_chain(pair.certificate, pair.key)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + end)
+        await reader.read()
+        closed.set()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
+        yield NextProxy("https", Address("127.0.0.1", server.sockets[0].getsockname()[1])), closed
+
+
+@pytest.mark.processes
+async def test_a_proxy_with_tls_loses_a_client_that_has_ended(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS has no end of one direction alone, and the proxy would keep the connection."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.pair.certificate))
+    async with (
+        asyncio.timeout(20),
+        _proxy_with_tls(authority, b"through") as (proxy, closed),
+        dial(Address("s3.example.com", 443), proxy, tunnel=True) as link,
+    ):
+        assert await asyncio.get_running_loop().sock_recv(link, 9) == b"through"
+        link.shutdown(socket.SHUT_WR)
+        await closed.wait()
+        assert await asyncio.get_running_loop().sock_recv(link, 9) == b""
+
+
+@pytest.mark.processes
+async def test_a_proxy_with_a_certificate_of_an_unknown_authority_is_refused(authority: Authority) -> None:
+    async with _proxy_with_tls(authority, b"") as (proxy, _):
+        with pytest.raises(DialError, match="x509: ") as error:
+            await dial(Address("s3.example.com", 443), proxy, tunnel=True).__aenter__()
+    assert find_cause([str(error.value)]) == NOT_TRUSTED

@@ -1,11 +1,13 @@
 """The proxy with real sockets: who may use it, what passes, and how fast; and the rate of a lane."""
 
 import asyncio
+import errno
 import socket
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -142,6 +144,22 @@ async def test_a_connection_may_go_on_to_another_address() -> None:
         client = await stack.enter_async_context(_open(await stack.enter_async_context(_running())))
         assert (await client.request("GET", f"http://{_HOST}:{first.port}/")).endswith(b"a")
         assert (await client.request("GET", f"http://{_HOST}:{second.port}/")).endswith(b"b")
+
+
+async def test_a_connection_that_cannot_be_accepted_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datamover.bandwidth.proxy._ACCEPT_SECONDS", 0.0)
+    loop = asyncio.get_running_loop()
+    outcomes = iter([OSError(errno.EMFILE, "Too many open files")])
+    accept = loop.sock_accept
+
+    async def accept_later(listener: socket.socket) -> Any:
+        for error in outcomes:
+            raise error
+        return await accept(listener)
+
+    monkeypatch.setattr(loop, "sock_accept", accept_later)
+    async with _serving(_Server(b"answer")) as server, _running() as proxy, _open(proxy) as client:
+        assert (await client.request("GET", f"http://{_HOST}:{server.port}/")).endswith(b"answer")
 
 
 async def test_a_tunnel_passes_everything() -> None:

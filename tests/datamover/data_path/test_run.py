@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from core.contract import MoverMethod, VolumeMode
 from core.errors import AgentError, DataPathError, RepositoryError, StorageOutageError
+from core.models.units import format_duration
 from core.redact import Redactor
 from datamover.data_path.backup import back_up
 from datamover.data_path.restore import RestoreParameters, restore
@@ -33,6 +35,7 @@ from tests.support.tasks import interrupt
 pytestmark = pytest.mark.processes
 
 _UNREACHABLE = Reachability(reachable=False, message="repository r does not answer: connection refused", outage=True)
+_MOVED = replace(_UNREACHABLE, message="the location was edited: connection refused", moved=True)
 _NO_BUCKET = Reachability(reachable=False, message="repository r does not answer: the bucket does not exist")
 _REACHABLE = Reachability(reachable=True, message="repository r (s3://b) answers")
 
@@ -84,10 +87,11 @@ def _warnings(warn: AsyncMock) -> list[str]:
     ("found", "kind", "seconds", "warnings"),
     [
         (_UNREACHABLE, StorageOutageError, 600, ["2m0s", "4m0s", "8m0s"]),
+        (_MOVED, StorageOutageError, 120, []),
         (_NO_BUCKET, RepositoryError, 600, ["2m0s", "4m0s", "8m0s"]),
         (_REACHABLE, DataPathError, 3600, ["2m0s", "4m0s", "8m0s", "10m0s", "20m0s", "40m0s"]),
     ],
-    ids=["unreachable", "no bucket", "reachable"],
+    ids=["unreachable", "moved", "no bucket", "reachable"],
 )
 async def test_a_stalled_data_path_is_reported_and_fails_after_the_timeout(
     found: Reachability, kind: type[AgentError], seconds: int, warnings: list[str]
@@ -96,7 +100,7 @@ async def test_a_stalled_data_path_is_reported_and_fails_after_the_timeout(
     error = await _error_of(_hang(found, warn))
     assert type(error) is kind
     assert LoopClock().monotonic() - started == pytest.approx(seconds, abs=10)
-    shown = "1h0m0s" if kind is DataPathError else "10m0s"
+    shown = format_duration(timedelta(seconds=seconds))
     assert str(error) == f"back up /volume: no progress for {shown}: {found.message}\nthe last line"
     output = "; last output of kopia: the last line"
     assert _warnings(warn) == [f"no progress for {idle}: {found.message}{output}" for idle in warnings]

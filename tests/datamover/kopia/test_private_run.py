@@ -28,6 +28,7 @@ from tests.support.fakekube import FakeKube
 _MEANS = Means(abi=1)
 _open = partial(open_private_run, redactor=Redactor())
 _S3: JsonDict = {"type": "s3", "config": {"bucket": "b", "accessKeyID": "", "secretAccessKey": "", "sessionToken": ""}}
+_PASSWORD = b"secret of kopia, as random bytes: \xff"
 _KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret of S3", "AWS_SESSION_TOKEN": "token of S3"}
 
 
@@ -52,7 +53,7 @@ def _environment(folder: Path, storage: JsonDict, more: Mapping[str, str]) -> di
         "PATH": "/usr/bin:/bin",
         "HOME": str(folder),
         "KOPIA_CONFIG_PATH": str(folder / "repository.config"),
-        "KOPIA_PASSWORD": "secret of kopia",
+        "KOPIA_PASSWORD": os.fsdecode(_PASSWORD),
         **more,
     }
 
@@ -64,7 +65,7 @@ async def _read(folder: Path, storage: JsonDict, more: Mapping[str, str]) -> tup
         config = json.loads(Path(run.environment["KOPIA_CONFIG_PATH"]).read_bytes())
         # Each had its name only until it was opened.
         assert list(run.home.iterdir()) == []
-    assert base64.b64decode(password) == b"secret of kopia"
+    assert base64.b64decode(password) == _PASSWORD
     assert not run.home.exists()
     return config, run.environment
 

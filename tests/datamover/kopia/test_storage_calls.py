@@ -6,6 +6,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -21,6 +22,7 @@ from datamover.storage.s3 import AwsKeys, S3Storage
 from tests.support.clock import LoopClock
 
 _REFUSED = "failed to open repository: cannot open storage: dial tcp 10.0.0.1:9000: connect: connection refused"
+_KEYS = AwsKeys("key", "secret")
 _BUSY = "unable to open repository: Please reduce your request rate."
 
 
@@ -73,8 +75,14 @@ def reports() -> _Reports:
     return _Reports()
 
 
-def _open(kopia: Kopia, folder: Path, reports: _Reports, timeout: timedelta = timedelta(minutes=10)) -> Repository:
-    storage, work_dir = S3Storage("b", "r/", keys=AwsKeys("key", "secret")), WorkDir(folder, folder / "kopia-cache")
+def _open(
+    kopia: Kopia,
+    folder: Path,
+    reports: _Reports,
+    timeout: timedelta = timedelta(minutes=10),
+    keys: AwsKeys | None = _KEYS,
+) -> Repository:
+    storage, work_dir = S3Storage("b", "r/", keys=keys), WorkDir(folder, folder / "kopia-cache")
     waits = Waits(LoopClock(), StallLimits(timeout), reports)
     return Repository(kopia, RepositoryAddress("repository r", storage), work_dir, waits=waits)
 
@@ -111,6 +119,19 @@ async def test_a_storage_that_never_answers_fails_the_call_after_the_timeout(tmp
 
 
 @pytest.mark.looptime
+async def test_no_storage_is_awaited_that_is_at_another_address(tmp_path: Path, reports: _Reports) -> None:
+    """Without a timeout either; the location is not read again after each failure."""
+    storage, work_dir = S3Storage("b", "r/", keys=_KEYS), WorkDir(tmp_path, tmp_path / "kopia-cache")
+    find_change = AsyncMock(side_effect=[None, "edited"])
+    waits = Waits(LoopClock(), StallLimits(timedelta(0)), reports, find_change)
+    kopia = _ScriptedKopia(_REFUSED, forever=True)
+    repository = Repository(kopia, RepositoryAddress("repository r", storage), work_dir, waits=waits)
+    with pytest.raises(StorageOutageError, match=r"^repository r did not answer for \d+s: edited: the endpoint cannot"):
+        await repository.call("list", "snapshot", "list")
+    assert len(kopia.verbs) == 8
+
+
+@pytest.mark.looptime
 async def test_an_attempt_that_fills_the_cache_restarts_the_timeout(tmp_path: Path, reports: _Reports) -> None:
     """Not one that only reads again what an earlier one has read."""
     indexes = tmp_path / "kopia-cache" / "indexes"
@@ -133,6 +154,21 @@ async def test_any_other_failure_is_not_repeated(tmp_path: Path, reports: _Repor
     assert not await _list(kopia, tmp_path, reports)
     assert kopia.verbs == ["snapshot list"]
     assert reports.all == []
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("denials", "succeeds"), [(2, True), (3, False)])
+async def test_an_identity_that_is_denied_access_is_tried_again(
+    tmp_path: Path, reports: _Reports, denials: int, *, succeeds: bool
+) -> None:
+    """kopia continues without keys if their service does not answer at once."""
+    kopia = _ScriptedKopia(*["Access Denied"] * denials)
+    repository = _open(kopia, tmp_path, reports, keys=None)
+    assert (await repository.call("list", "snapshot", "list")).succeeded is succeeds
+    assert len(kopia.verbs) == 3
+    kind, message = reports.all[0]
+    assert kind == "waiting"
+    assert message.endswith(": the credentials have no access, or the service that grants it does not answer")
 
 
 @pytest.mark.looptime

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -9,15 +10,19 @@ from pathlib import Path
 import pytest
 
 from core.contract import SnapshotMetadata, TrackedSnapshot
-from core.errors import DataPathError, StorageOutageError
+from core.errors import DataPathError, RepositoryError, StorageOutageError
 from core.kube.client import KubeClient
 from core.kube.errors import ServerError
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, SECRETS
 from core.kube.transport import Retry
+from core.models.storage import BackupStorageLocation
+from core.redact import Redactor
 from datamover.pod.cluster import PodContext, ask_directory, build_changes, check_mounted
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import build_object
 
 
 def _context(kube: FakeKube) -> PodContext:
@@ -48,6 +53,35 @@ async def test_an_api_server_that_is_unavailable_for_minutes_is_awaited_and_repo
     with pytest.raises(ServerError):
         await _context(kube).reader.location("default")
     assert 200 < asyncio.get_running_loop().time() - began < 301
+
+
+async def test_a_password_may_be_any_bytes_but_zero() -> None:
+    """Velero takes it as it is."""
+    kube, random = FakeKube(), b"\x1f\xff of the generator\xa1\x1c"
+
+    def store(value: bytes) -> None:
+        data = {"repository-password": base64.b64encode(value).decode()}
+        kube.put(build_object(SECRETS, "velero-repo-credentials", "velero", data=data))
+
+    store(b"\xc2\xa0" + random + b"\r\n")
+    password = await _context(kube).reader.password()
+    assert os.fsencode(password) == random
+    assert Redactor([password]).redact(f"it is {base64.b64encode(random).decode()}") == "it is ***"
+    store(b"zero\0byte")
+    with pytest.raises(RepositoryError, match=r"^Secret velero/velero-repo-credentials: the password has a zero byte$"):
+        await _context(kube).reader.password()
+
+
+async def test_credentials_may_begin_with_the_mark_of_an_editor() -> None:
+    kube = FakeKube()
+    kube.put(
+        build_object(SECRETS, "cloud", "velero", data={"key": base64.b64encode(b"\xef\xbb\xbf[default]").decode()})
+    )
+    spec = {"provider": "aws", "objectStorage": {"bucket": "b"}, "credential": {"name": "cloud", "key": "key"}}
+    location = BackupStorageLocation.parse(build_object(BACKUP_STORAGE_LOCATIONS, "default", "velero", spec=spec))
+    credential = (await _context(kube).reader.location_secrets(location)).credential
+    assert credential is not None
+    assert credential.text == "[default]"
 
 
 @pytest.mark.looptime

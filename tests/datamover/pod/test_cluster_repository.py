@@ -5,13 +5,15 @@ import shutil
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from core.clock import Deadline
-from core.errors import RepositoryError
+from core.errors import RepositoryError, StorageOutageError
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.storage import BackupRepository
+from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.kopia.storage_calls import WaitReporter, Waits
 from datamover.pod.cluster import RepositoryAccess
 from datamover.runtime.work_dir import WorkDir
@@ -192,6 +194,35 @@ async def test_a_repository_is_not_opened_in_another_location(tmp_path: Path) ->
     folder = WorkDir(tmp_path, tmp_path / "cache")
     with pytest.raises(RepositoryError, match=r'"dr-default" .*, not for .* "default"'):
         await RepositoryAccess(pod.context, folder, Waits()).resolve(location, other)
+
+
+@pytest.mark.parametrize(
+    ("config", "spec", "moved"),
+    [
+        ({"s3Url": "https://new:9000", "region": "r"}, {}, True),
+        ({"s3Url": "https://old:9000", "region": "r"}, {"accessMode": "ReadOnly"}, False),
+        (None, {}, False),
+    ],
+    ids=["address", "access mode", "no answer"],
+)
+async def test_a_storage_that_does_not_answer_is_compared_with_its_location(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, str] | None, spec: JsonDict, *, moved: bool
+) -> None:
+    refused = KopiaAnswer("", 1, b"", ["dial tcp 10.0.0.1:9000: connect: connection refused"])
+    monkeypatch.setattr(Kopia, "call", AsyncMock(return_value=refused))
+    pod, folder = MoverPod(FakeKube(), tmp_path), WorkDir(tmp_path, tmp_path / "cache")
+    pod.put_secret("keys", "cloud", "[default]\naws_access_key_id=KEY\naws_secret_access_key=SECRET\n")
+    keys = {"name": "keys", "key": "cloud"}
+    pod.put_location({"s3Url": "https://old:9000", "region": "r"}, credential=keys)
+    location = await pod.context.reader.location("default")
+    repository = await RepositoryAccess(pod.context, folder, Waits()).resolve_namespace(location, "app")
+    if config:
+        pod.put_location(config, credential=keys, **spec)
+    else:
+        pod.kube.fail_next("GET", "backupstoragelocations", "lost", times=100)
+    found = await repository.probe()
+    assert (found.error, found.moved) == (StorageOutageError, moved)
+    assert ("BackupStorageLocation default was changed meanwhile: " in found.message) is moved
 
 
 @pytest.mark.parametrize("change", [{}, {"accessMode": "ReadOnly"}], ids=["directory", "read-only"])

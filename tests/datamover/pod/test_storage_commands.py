@@ -106,7 +106,7 @@ async def test_a_directory_is_available_and_stays_empty(tmp_path: Path, spec: di
 async def test_a_directory_that_is_missing_or_unreadable_is_unavailable(tmp_path: Path) -> None:
     pod, root = MoverPod(FakeKube(), tmp_path), tmp_path / "backups"
     assert await _validate(pod) == 12
-    assert pod.message == f"directory {root} does not exist"
+    assert pod.message == f"cannot read directory {root}: No such file or directory"
     root.write_text("a file")
     assert await _validate(pod) == 12
     root.unlink()
@@ -114,4 +114,4 @@ async def test_a_directory_that_is_missing_or_unreadable_is_unavailable(tmp_path
     if os.geteuid() == 0:
         return
     assert await _validate(pod) == 12
-    assert "cannot be read: Permission denied" in pod.message
+    assert pod.message == f"cannot read directory {root}: Permission denied"

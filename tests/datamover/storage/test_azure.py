@@ -14,6 +14,7 @@ from tests.datamover.support.locations import location_storage
 
 _CLIENT = {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c"}
 _IDENTITY = "AZURE_TENANT_ID=t\nAZURE_CLIENT_ID='c'\n"
+_SAS = "AZURE_STORAGE_SAS_TOKEN"
 _CHAIN = "AZURE_CLIENT_SEND_CERTIFICATE_CHAIN"
 _WORKLOAD = {**_CLIENT, "AZURE_FEDERATED_TOKEN_FILE": "/var/run/secrets/azure/tokens/azure-identity-token"}
 _MANAGED = {"resourceGroup": "group-1", "subscriptionId": "sub-1"}
@@ -35,6 +36,9 @@ def _storage(config: dict[str, str], text: str, environment: dict[str, str] | No
         ({"useAAD": "true"}, f"{_IDENTITY}AZURE_CLIENT_SECRET=topsecret", {}, _SECRET),
         (_MANAGED, f"{_IDENTITY}AZURE_CLIENT_CERTIFICATE=topsecret", {}, _CERTIFICATE),
         ({}, "AZURE_CLIENT_CERTIFICATE_PATH={folder}/certificate.pem", _CLIENT, _CERTIFICATE),
+        ({"useAAD": "true"}, f"{_SAS}=topsecret", {}, {_SAS: "topsecret"}),
+        # kopia itself would prefer the signature.
+        ({}, "AZURE_STORAGE_KEY=topsecret", {_SAS: "of another account"}, _KEY),
         # The workload identity of the pod is left to kopia, before a client without a secret.
         ({"useAAD": "true"}, "AZURE_CLOUD_NAME=AzurePublicCloud", _WORKLOAD, _CLIENT),
         ({"useAAD": "true"}, "AZURE_TENANT_ID=other\nAZURE_CLIENT_ID=other", _WORKLOAD, _CLIENT),
@@ -47,12 +51,12 @@ async def test_credentials_become_kopias_variables(
     tmp_path: Path, config: dict[str, str], text: str, environment: dict[str, str], variables: dict[str, str]
 ) -> None:
     (tmp_path / "certificate.pem").write_text("topsecret")
-    (tmp_path / "cloud").write_text("AZURE_STORAGE_KEY=topsecret")
+    (tmp_path / "cloud").write_text("AZURE_STORAGE_KEY=topsecret", "utf-8-sig")
     inherited = {name: value.format(folder=tmp_path) for name, value in environment.items()}
     storage = _storage(config, text.format(folder=tmp_path), inherited)
     assert await storage.with_fetched_credentials(SystemClock(), Redactor()) is storage
     access = storage.access(WorkDir(tmp_path, tmp_path / "cache"))
-    assert access.environment == variables
+    assert access.environment == {_SAS: "", **variables}
     assert access.arguments == ["azure", "--container=bkt", "--prefix=kopia/app/", "--storage-account=acc"]
     assert access.secrets({}) == [value for value in variables.values() if value == "topsecret"]
 

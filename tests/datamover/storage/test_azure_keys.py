@@ -23,6 +23,7 @@ pytestmark = pytest.mark.processes  # openssl makes certificates
 _LOGIN, _MANAGEMENT = "login.microsoftonline.com", "management.azure.com"
 _ACCOUNT = "moveraccount"
 _KEY = "a2V5LW9mLXRoZS1hY2NvdW50"
+_GRANTED = {"AZURE_STORAGE_KEY": _KEY, "AZURE_STORAGE_SAS_TOKEN": ""}
 _TOKEN = "token-of-the-service-account"
 _MANAGED = {"storageAccount": _ACCOUNT, "resourceGroup": "group-1", "subscriptionId": "sub-1"}
 _SECRET = f"AZURE_TENANT_ID={TENANT}\nAZURE_CLIENT_ID={CLIENT}\nAZURE_CLIENT_SECRET={CLIENT_SECRET}\n"
@@ -95,7 +96,7 @@ async def test_an_identity_fetches_the_key(
     """kopia gets the key, and not the secret."""
     given = {name: value.format(token=token_file) for name, value in environment.items()}
     found = await _fetch(_storage(internet, text, given, config), token_file.parent)
-    assert found == {"AZURE_STORAGE_KEY": _KEY}
+    assert found == _GRANTED
     assert identities.requests[0] == f"/{TENANT}/oauth2/v2.0/token"
     assert internet.connected == [_LOGIN, _MANAGEMENT]
 
@@ -107,7 +108,7 @@ async def test_a_managed_identity_fetches_the_key_also_from_a_service_that_is_bu
     identities.failures, clock = failures, QuickClock()
     async with serve_plain(identities.metadata) as url:
         storage = _storage(internet, text, {"AZURE_POD_IDENTITY_AUTHORITY_HOST": url})
-        assert await _fetch(storage, tmp_path, clock) == {"AZURE_STORAGE_KEY": _KEY}
+        assert await _fetch(storage, tmp_path, clock) == _GRANTED
     assert internet.connected == [_MANAGEMENT]
     assert len(clock.slept) == failures
 

@@ -21,7 +21,6 @@ _ONE = "aws_access_key_id=KEYID\naws_secret_access_key=TOP#SECRET\n"
 @pytest.mark.parametrize(
     "text",
     [
-        f"\ufeff[default]\n{_ONE}",
         "  [default]\n  aws_access_key_id = KEYID # ours\n  aws_secret_access_key = 'TOP#SECRET' ; theirs\n",
         f"; note\n[profile default]\n{_ONE}".replace("\n", "\r\n"),
         f"[default]\ns3 =\n  addressing_style = path\n{_ONE}",
