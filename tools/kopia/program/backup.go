@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -16,7 +15,6 @@ import (
 	"github.com/pkg/errors"
 
 	"github.com/kopia/kopia/fs"
-	"github.com/kopia/kopia/fs/localfs"
 	"github.com/kopia/kopia/fs/virtualfs"
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/logging"
@@ -296,7 +294,6 @@ func uploadVolume(
 	uploader.ParallelUploads = decided.Parallel
 	uploader.CheckpointInterval = time.Duration(decided.CheckpointSeconds * float64(time.Second))
 	uploader.Progress = report
-	report.roughly = decided.RoughEstimate
 
 	cancelOnSignal(uploader.Cancel)
 
@@ -317,7 +314,10 @@ func uploadVolume(
 	// The data mover takes this as the start of the snapshot, by which it knows checkpoints.
 	logging.Module("mover-backup")(ctx).Infof("Snapshotting %v ...", source)
 
+	endEstimate := report.estimateLater(ctx, watched, tree, decided.RoughEstimate)
 	made, err := uploader.Upload(ctx, watched, tree, source, parents...)
+	endEstimate()
+
 	if err != nil {
 		return nil, false, err
 	}
@@ -346,12 +346,7 @@ func openVolume(decided *decision, from *device) (fs.Directory, error) {
 		return virtualfs.NewStaticDirectory(decided.Path, []fs.Entry{file}), nil
 	}
 
-	resolved, err := filepath.EvalSymlinks(decided.Path)
-	if err != nil {
-		return nil, errors.Wrap(err, "unable to get local filesystem entry")
-	}
-
-	return localfs.Directory(resolved)
+	return openDirectory(decided.Path)
 }
 
 func loadParents(ctx context.Context, rep repo.Repository, wanted []parent) ([]*snapshot.Manifest, error) {

@@ -11,8 +11,6 @@ import (
 
 	"github.com/pkg/errors"
 
-	"github.com/kopia/kopia/fs"
-	"github.com/kopia/kopia/fs/localfs"
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/repo/object"
@@ -140,33 +138,6 @@ func TestSignalAfterAllIsReadEndsNothing(t *testing.T) {
 
 	if made := parse(t, &out.Buffer).result.Snapshot; made.IncompleteReason != "" {
 		t.Errorf("the snapshot is %+v", made)
-	}
-}
-
-// elsewhere is a file that is looked for under another path.
-type elsewhere struct {
-	fs.File
-
-	path string
-}
-
-func (e elsewhere) LocalFilesystemPath() string { return e.path }
-
-func TestFileWithoutATimeOfChangeIsAnErrorUnlessItIsGone(t *testing.T) {
-	b, ctx := newBench(t), context.Background()
-	root, err := localfs.Directory(b.volume)
-	must(t, err)
-	found, err := root.Child(ctx, "one")
-	must(t, err)
-
-	w := &watched{Directory: root, changes: &changes{}}
-
-	for path, wanted := range map[string]error{"one/below": syscall.ENOTDIR, "gone": nil} {
-		file := elsewhere{found.(fs.File), filepath.Join(b.volume, path)} //nolint:forcetypeassert // tests
-
-		if _, err := w.watch(ctx, file); !errors.Is(err, wanted) {
-			t.Errorf("%v: %v", path, err)
-		}
 	}
 }
 

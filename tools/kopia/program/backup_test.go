@@ -376,3 +376,33 @@ func TestInvalidDecisionFails(t *testing.T) {
 		}
 	}
 }
+
+func TestSizeIsEstimatedOnceABackupLasts(t *testing.T) {
+	b := newBench(t)
+	root, err := openDirectory(b.volume)
+	must(t, err)
+
+	tree := policy.BuildTree(nil, policy.DefaultPolicy)
+
+	for _, roughly := range []bool{true, false} {
+		r := newReport(&bytes.Buffer{}, &bytes.Buffer{})
+		r.estimateLater(context.Background(), root, tree, roughly)()
+
+		if early := r.estimatedBytes.Load(); early != 0 {
+			t.Errorf("estimated as %v at once", early)
+		}
+
+		r.estimateAfter = 0
+		end := r.estimateLater(context.Background(), root, tree, roughly)
+
+		for deadline := time.Now().Add(time.Minute); r.estimatedBytes.Load() == 0 && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond)
+		}
+
+		end()
+
+		if size := r.estimatedBytes.Load(); size < int64(len("first")+len("second")) || !roughly && size > int64(len("first")+len("second")) {
+			t.Errorf("estimated as %v", size)
+		}
+	}
+}

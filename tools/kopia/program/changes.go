@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/pkg/errors"
@@ -89,8 +90,6 @@ type watched struct {
 
 	changes *changes
 	up      *watched
-	// status is the directory's when it was listed.
-	status unix.Stat_t
 
 	once   sync.Once
 	before []fs.Directory
@@ -104,10 +103,9 @@ func watchChanges(
 	anyCopied, path := false, root.LocalFilesystemPath()
 	mayBeCopy := decided.MayBeCopy && len(decided.Parents) > 0
 
-	status, err := lstat(path)
-	changed := changeTime(&status)
-
-	if err == nil {
+	var changed time.Time
+	if status := statusOf(root); status != nil {
+		changed = changeTime(status)
 		c.observe(changed, root.ModTime())
 	}
 
@@ -134,7 +132,7 @@ func watchChanges(
 		c.unsure = append(c.unsure, unsure)
 	}
 
-	return &watched{Directory: root, changes: c, status: status}, anyCopied
+	return &watched{Directory: root, changes: c}, anyCopied
 }
 
 // until returns the time up to which a snapshot that was begun at start has all changes. A device has no times of changes.
@@ -203,7 +201,7 @@ func (i *watchedIterator) Next(ctx context.Context) (fs.Entry, error) {
 
 	entry, err := i.DirectoryIterator.Next(ctx)
 	if entry != nil {
-		return w.watch(ctx, entry)
+		return w.watch(ctx, entry), nil
 	}
 
 	// A deleted directory cannot be listed further, and kopia skips what is not found under the path of a moved one.
@@ -217,38 +215,32 @@ func (i *watchedIterator) Next(ctx context.Context) (fs.Entry, error) {
 	return nil, err
 }
 
-// watch returns the entry for kopia's uploader, whose error says whether it was deleted since it was listed. One that is
-// gone by now is reported by that, as is one that kopia could not read. Without the time of its change, a file could be
-// taken from a parent that has another one.
-func (w *watched) watch(ctx context.Context, entry fs.Entry) (fs.Entry, error) {
-	if _, placeholder := entry.(snapshot.HasDirEntryOrNil); placeholder {
-		return entry, nil
+// watch returns the entry for kopia's uploader, whose error says whether it was deleted since it was listed. A placeholder has
+// no status, nor has what is on a device.
+func (w *watched) watch(ctx context.Context, entry fs.Entry) fs.Entry {
+	status := statusOf(entry)
+	if status == nil {
+		return entry
 	}
 
-	status, err := lstat(entry.LocalFilesystemPath())
-	changed := changeTime(&status)
-
-	if _, failed := entry.(fs.ErrorEntry); err == nil {
-		w.changes.observe(changed, entry.ModTime())
-	} else if !failed && !os.IsNotExist(err) {
-		return nil, err
-	}
+	changed := changeTime(status)
+	w.changes.observe(changed, entry.ModTime())
 
 	switch entry := entry.(type) {
 	case fs.Directory:
-		return &watched{Directory: entry, changes: w.changes, up: w, status: status}, nil
+		return &watched{Directory: entry, changes: w.changes, up: w}
 	case fs.File:
-		return w.watchFile(ctx, &listedFile{File: entry, in: w}, changed), nil
+		return w.watchFile(ctx, &listedFile{File: entry, in: w}, changed)
 	case fs.Symlink:
 		link := &listedLink{entry, w}
 		if older, _ := w.changes.compare(link, changed); older {
-			return &changedLink{link}, nil
+			return &changedLink{link}
 		}
 
-		return link, nil
+		return link
 	}
 
-	return entry, nil
+	return entry
 }
 
 // goneError is the error of an entry that was deleted since it was listed. It is left out, as is one that was deleted
@@ -270,7 +262,7 @@ func (w *watched) orGone(err error, entry fs.Entry) error {
 		return goneError{err, w.LocalFilesystemPath()}
 	}
 
-	if _, left := lstat(entry.LocalFilesystemPath()); !os.IsNotExist(left) {
+	if _, left := os.Lstat(entry.LocalFilesystemPath()); !os.IsNotExist(left) {
 		return err
 	}
 
@@ -280,16 +272,19 @@ func (w *watched) orGone(err error, entry fs.Entry) error {
 // isMoved returns whether something else is under the path of the directory now. Some file systems change the number of a
 // directory, but not also its time.
 func (w *watched) isMoved() bool {
-	path := w.LocalFilesystemPath()
-	if path == "" {
-		// It has a device.
+	listed := statusOf(w)
+	if listed == nil {
 		return false
 	}
 
-	found, err := lstat(path)
-	same := found.Ino == w.status.Ino && found.Dev == w.status.Dev
+	found, err := os.Lstat(w.LocalFilesystemPath())
+	if err != nil {
+		return os.IsNotExist(err)
+	}
 
-	return os.IsNotExist(err) || err == nil && !same && found.Ctim != w.status.Ctim
+	now := statusOf(found)
+
+	return (now.Ino != listed.Ino || now.Dev != listed.Dev) && now.Ctim != listed.Ctim
 }
 
 // listedFile is what was there when it was first opened: kopia opens a large file for each part, and another one may have
@@ -553,18 +548,18 @@ func allChanged(root string, until time.Time) bool {
 		for _, name := range names {
 			path := filepath.Join(directory, name)
 
-			status, err := lstat(path)
+			found, err := os.Lstat(path)
 			if err != nil {
 				continue
 			}
 
-			if !changeTime(&status).After(until) {
+			if !changeTime(statusOf(found)).After(until) {
 				return false
 			}
 
 			looked++
 
-			if status.Mode&unix.S_IFMT == unix.S_IFDIR {
+			if found.IsDir() {
 				level = append(level, path)
 			}
 		}
@@ -583,12 +578,5 @@ func readNames(directory string, most int) ([]string, error) {
 	return opened.Readdirnames(most)
 }
 
-func lstat(path string) (status unix.Stat_t, err error) {
-	if err := unix.Lstat(path, &status); err != nil {
-		return status, &os.PathError{Op: "lstat", Path: path, Err: err}
-	}
-
-	return status, nil
-}
-
-func changeTime(status *unix.Stat_t) time.Time { return time.Unix(status.Ctim.Unix()) }
+// changeTime returns the ctime.
+func changeTime(status *syscall.Stat_t) time.Time { return time.Unix(status.Ctim.Unix()) }

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kopia/kopia/fs"
-	"github.com/kopia/kopia/fs/localfs"
 )
 
 func TestChangesThatSizeAndTimeDoNotShowAreRead(t *testing.T) {
@@ -94,10 +93,19 @@ func TestVolumeThatIsLabeledAtItsMountIsNotReadAgain(t *testing.T) {
 	}
 }
 
+// changed returns the time of a file's last change.
+func (b *bench) changed(name string) time.Time {
+	b.Helper()
+
+	found, err := os.Lstat(filepath.Join(b.volume, name))
+	must(b.T, err)
+
+	return changeTime(statusOf(found))
+}
+
 func TestChangesOfTheMountAreNotTheWorkloads(t *testing.T) {
 	b := newBench(t)
-	status, _ := lstat(filepath.Join(b.volume, "below/two"))
-	last := changeTime(&status)
+	last := b.changed("below/two")
 
 	time.Sleep(2 * clockTick)
 
@@ -153,7 +161,7 @@ func TestDataThatTheKernelWritesLaterIsRead(t *testing.T) {
 // TestDataThatIsWrittenUnderAnOldTimeMayLag has a file that was changed so long after the test created it, or at no known time.
 func TestDataThatIsWrittenUnderAnOldTimeMayLag(t *testing.T) {
 	b, now := newBench(t), time.Now()
-	root, err := localfs.Directory(b.volume)
+	root, err := openDirectory(b.volume)
 	must(t, err)
 	file, err := root.Child(context.Background(), "one")
 	must(t, err)
@@ -200,8 +208,7 @@ func TestTimesThatAreCutMayHideAChange(t *testing.T) {
 
 func TestIdleVolumeHasItsData(t *testing.T) {
 	b := newBench(t)
-	status, _ := lstat(filepath.Join(b.volume, "below/two"))
-	last := changeTime(&status)
+	last := b.changed("below/two")
 
 	for waited, added := range map[time.Duration]time.Duration{time.Hour: 0, 2 * time.Hour: writeback} {
 		made := b.backUp(decision{MayBeCopy: true, RequestedAt: last.Add(waited)})
@@ -294,13 +301,12 @@ func TestContentThatIsMappedMayChangeWithoutANewTime(t *testing.T) {
 
 func TestLargeFileThatIsReplacedIsReadAsItWas(t *testing.T) {
 	b, ctx := newBench(t), context.Background()
-	root, err := localfs.Directory(b.volume)
+	root, err := openDirectory(b.volume)
 	must(t, err)
 	found, err := root.Child(ctx, "one")
 	must(t, err)
-	entry, err := (&watched{Directory: root, changes: &changes{}}).watch(ctx, found)
-	must(t, err)
 
+	entry := (&watched{Directory: root, changes: &changes{}}).watch(ctx, found)
 	defer entry.Close()
 
 	read := ""

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -12,11 +13,18 @@ import (
 	"github.com/pkg/errors"
 
 	"github.com/kopia/kopia/fs"
+	"github.com/kopia/kopia/repo/logging"
 	"github.com/kopia/kopia/snapshot"
+	"github.com/kopia/kopia/snapshot/policy"
 	"github.com/kopia/kopia/snapshot/upload"
 )
 
-const progressInterval = 200 * time.Millisecond
+const (
+	progressInterval = 200 * time.Millisecond
+
+	// The size is estimated by a walk through the volume, which costs as much as the backup of an unchanged one.
+	estimateAfter = 2 * time.Second
+)
 
 // progress is a reading of what is done; the estimate of the size is 0 until it is known.
 type progress struct {
@@ -36,10 +44,9 @@ type report struct {
 	out      *json.Encoder
 	messages io.Writer
 
-	// roughly: the size is estimated without a walk through the volume.
-	roughly bool
-
 	hashedFiles, hashedBytes, cachedFiles, cachedBytes, estimatedBytes atomic.Int64
+
+	estimateAfter time.Duration
 
 	// cancel ends the upload at the first error; failed is how many there were. Entries that are gone are none.
 	cancel          func()
@@ -57,7 +64,7 @@ func newReport(out, messages io.Writer) *report {
 	r := &report{
 		Progress: &upload.NullUploadProgress{}, out: json.NewEncoder(out), messages: messages,
 		cancel: func() {}, gone: map[string]bool{}, goneDirectories: map[string]bool{},
-		ended: make(chan struct{}), done: make(chan struct{}),
+		estimateAfter: estimateAfter, ended: make(chan struct{}), done: make(chan struct{}),
 	}
 	go r.repeat()
 
@@ -109,8 +116,34 @@ func (r *report) read() *progress {
 	}
 }
 
-// Enabled implements upload.Progress: kopia estimates the size only if it is.
-func (r *report) Enabled() bool { return true }
+// estimateLater estimates the size of a volume if its backup has not ended by then: roughly, without a walk through it, or as
+// kopia's command line does. The backup ends it.
+func (r *report) estimateLater(ctx context.Context, volume fs.Directory, tree *policy.Tree, roughly bool) (end func()) {
+	parameters := upload.EstimationParameters{Type: upload.EstimationTypeClassic}
+	if roughly {
+		parameters.Type = upload.EstimationTypeRough
+	}
+
+	estimator := upload.NewEstimator(volume, tree, parameters, logging.Module("mover-backup")(ctx))
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+
+	go func() {
+		defer close(ended)
+
+		select {
+		case <-ctx.Done():
+		case <-time.After(r.estimateAfter):
+			estimator.StartEstimation(ctx, r.EstimatedDataSize)
+			estimator.Wait()
+		}
+	}()
+
+	return func() {
+		cancel()
+		<-ended
+	}
+}
 
 // HashedBytes implements upload.Progress.
 func (r *report) HashedBytes(count int64) { r.hashedBytes.Add(count) }
@@ -126,15 +159,6 @@ func (r *report) CachedFile(_ string, size int64) {
 
 // EstimatedDataSize implements upload.Progress.
 func (r *report) EstimatedDataSize(_, bytes int64) { r.estimatedBytes.Store(bytes) }
-
-// EstimationParameters implements upload.Progress, with the default of kopia's command line.
-func (r *report) EstimationParameters() upload.EstimationParameters {
-	if r.roughly {
-		return upload.EstimationParameters{Type: upload.EstimationTypeRough}
-	}
-
-	return upload.EstimationParameters{Type: upload.EstimationTypeClassic}
-}
 
 // Error implements upload.Progress.
 func (r *report) Error(path string, err error, ignored bool) {
