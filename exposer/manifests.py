@@ -114,7 +114,7 @@ def build_restore_claim(
             "storageClassName": volume["spec"].get("storageClassName", ""),
         }
     claim = _build_claim(owner, owner.name, spec, annotations=annotations)
-    claim["metadata"]["labels"] = copy_marks(target, "labels", excluded) | owner.labels
+    claim["metadata"]["labels"] = copy_marks(target, "labels", excluded) | owner.temporary_labels
     return claim
 
 
@@ -165,7 +165,7 @@ def _build_claim(owner: Owner, name: str, spec: Manifest, *, annotations: dict[s
     meta: Manifest = {
         "name": name,
         "namespace": owner.namespace,
-        "labels": owner.labels,
+        "labels": owner.temporary_labels,
         "annotations": annotations | {OWNER_KIND_ANNOTATION: owner.kind},
     }
     return PERSISTENT_VOLUME_CLAIMS.build(meta, spec=spec)
@@ -449,7 +449,7 @@ def build_backup_snapshot(
     """
     annotations = copy_marks(source, "annotations", (*excluded, *_CONTROLLER_GROUPS)) if source is not None else {}
     manifest = build_bound_snapshot(content, owner.namespace, owner.name)
-    manifest["metadata"] |= {"labels": owner.labels, **({"annotations": annotations} if annotations else {})}
+    manifest["metadata"] |= {"labels": owner.temporary_labels, **({"annotations": annotations} if annotations else {})}
     return manifest
 
 

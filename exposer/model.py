@@ -11,7 +11,7 @@ from core.errors import AgentError, ExposeError
 from core.kube.resources import Resource, Selection
 from core.kube.types import Manifest, NodeRequirement, ObjectT, Pod, PodToleration
 from core.models.base import CustomResource
-from core.models.names import OWNER_UID_LABEL
+from core.models.names import EXCLUDE_LABEL, OWNER_UID_LABEL
 from core.models.transfer_settings import InPlace
 from core.models.transfers import PodReference, Transfer
 from exposer.settings import BackupPVCSettings, CacheVolume, ExposeSettings
@@ -90,6 +90,11 @@ class Owner:
     def labels(self) -> dict[str, str]:
         """The labels of every object of the expose."""
         return {OWNER_UID_LABEL: self.uid}
+
+    @property
+    def temporary_labels(self) -> dict[str, str]:
+        """The labels of what a Velero backup of the agents' namespace leaves out. Source: velero-io/velero#8981."""
+        return self.labels | {EXCLUDE_LABEL: "true"}
 
 
 @dataclass(frozen=True)

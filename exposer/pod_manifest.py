@@ -306,7 +306,7 @@ def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> Manifest:
     """Return the manifest of a mover pod, a v1 Pod as JSON dict."""
     template, configured = settings.template, settings.pod
     # As in Velero, an empty configured set does not replace the inherited one.
-    labels = dict(configured.labels or template.labels) | plan.owner.labels
+    labels = dict(configured.labels or template.labels) | plan.owner.temporary_labels
     if plan.label:
         labels[plan.label] = label_value(plan.owner.name)
         labels[ATTEMPT_LABEL] = str(plan.owner.attempt)
