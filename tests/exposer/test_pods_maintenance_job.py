@@ -13,6 +13,7 @@ from msgspec import structs
 from core.contract import VolumeMode
 from core.kube.types import NodeRequirement, PodToleration, VolumeSource
 from core.models.names import (
+    EXCLUDE_LABEL,
     MAINTENANCE_CONTAINER,
     OWNER_UID_LABEL,
     REPO_NAME_LABEL,
@@ -44,6 +45,7 @@ from tests.exposer.test_pods_velero import flat
 from tests.support.golden import RECORDINGS, assert_golden
 from tests.support.objects import JsonDict
 
+_LEFT_OUT: Final = {EXCLUDE_LABEL: "true"}
 _FOLDER: Final = RECORDINGS / "maintenance"
 NAME: Final = "app1-default-kopia-maintain-job-1795331160000"
 POD: Final = "spec.template.spec"
@@ -134,6 +136,8 @@ LISTED: Final[dict[str, tuple[Any, Any]]] = {
     f"{CONTAINER}.image": ("docker.io/velero/velero:v1.18.2", "velero/velero:v1.18.2"),
     # The slot instead of the time. Whose Job it is.
     f"metadata.labels.{OWNER_UID_LABEL}": (None, OWNER.uid),
+    # A Velero backup of the namespace leaves the pod out.
+    f"spec.template.metadata.labels.{EXCLUDE_LABEL}": (None, "true"),
     # The leader adds it to the Job once its pod runs: a server waits for each Job that has it.
     f"metadata.labels.{REPO_NAME_LABEL}": ("app1-default-kopia", None),
     f"spec.template.metadata.labels.{REPO_NAME_LABEL}": ("app1-default-kopia", None),
@@ -200,7 +204,7 @@ def test_what_the_deployment_of_velero_passes_on_the_daemonset_passes_on() -> No
     spec = build_maintenance_job(run(), expose(template=inherited), SPEC)["spec"]["template"]
     assert spec["metadata"] == {
         "name": "velero-repo-maintenance-pod",
-        "labels": {"azure.workload.identity/use": "true"},
+        "labels": {"azure.workload.identity/use": "true"} | _LEFT_OUT,
         "annotations": {"iam.amazonaws.com/role": "mover"},
     }
     windows = {"key": "os", "operator": "Equal", "value": "windows", "effect": "NoSchedule"}
@@ -218,7 +222,8 @@ def test_of_the_configuration_of_movers_their_account_and_tolerations_apply() ->
     assert spec["serviceAccountName"] == "movers"
     assert toleration in spec["tolerations"]
     assert spec["tolerations"][-1] == own
-    assert job["spec"]["template"]["metadata"]["labels"] == job["spec"]["template"]["metadata"]["annotations"] == {}
+    assert job["spec"]["template"]["metadata"]["labels"] == _LEFT_OUT
+    assert job["spec"]["template"]["metadata"]["annotations"] == {}
     assert "priorityClassName" not in spec
     assert "resources" not in spec["containers"][0]
 
@@ -230,7 +235,7 @@ def test_a_configured_label_never_overwrites_a_reserved_one() -> None:
     settings = JobSettings(labels=dict.fromkeys(reserved, "mine") | {"team": "storage"})
     job = build_maintenance_job(run(settings), expose(), SPEC)
     assert job["metadata"] == {"name": NAME, "namespace": "velero", "labels": {OWNER_UID_LABEL: OWNER.uid}}
-    assert job["spec"]["template"]["metadata"]["labels"] == {"team": "storage"}
+    assert job["spec"]["template"]["metadata"]["labels"] == {"team": "storage"} | _LEFT_OUT
     assert "ownerReferences" not in job["spec"]["template"]["metadata"]
     assert all(map(is_reserved_label, reserved))
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from core.contract import VolumeMode
-from core.models.names import ATTEMPT_LABEL, OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
+from core.models.names import ATTEMPT_LABEL, EXCLUDE_LABEL, OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
 from exposer.manifests import (
     SOURCE_ANNOTATION,
     build_backup_claim,
@@ -83,8 +83,7 @@ def pod_differences(owner: Owner, args: list[str], ours: list[str], verb: str) -
         f"{container}.terminationMessagePolicy": ("File", "FallbackToLogsOnError"),
         # With 0 a pod is deleted from the API while its mover still writes.
         "spec.terminationGracePeriodSeconds": (0, 30),
-        # Garbage collection finds the owner by it.
-        f"metadata.labels.{OWNER_UID_LABEL}": (None, owner.uid),
+        **temporary_labels(owner),
         f"metadata.labels.{ATTEMPT_LABEL}": (None, "1"),
         # Root keeps what reading and writing files of any owner needs, and writes nowhere else.
         "spec.securityContext.seccompProfile.type": (None, "RuntimeDefault"),
@@ -200,7 +199,13 @@ def source_objects(mode: VolumeMode = VolumeMode.FILESYSTEM) -> tuple[JsonDict, 
 
 
 def owner_label(owner: Owner) -> dict[str, tuple[Any, Any]]:
+    """Return the difference by which garbage collection finds the owner."""
     return {f"metadata.labels.{OWNER_UID_LABEL}": (None, owner.uid)}
+
+
+def temporary_labels(owner: Owner) -> dict[str, tuple[Any, Any]]:
+    """Return the differences of what a Velero backup of the agents' namespace leaves out."""
+    return owner_label(owner) | {f"metadata.labels.{EXCLUDE_LABEL}": (None, "true")}
 
 
 def without_reference(owner: Owner) -> dict[str, tuple[Any, Any]]:
@@ -208,7 +213,7 @@ def without_reference(owner: Owner) -> dict[str, tuple[Any, Any]]:
     references = {
         f"metadata.ownerReferences[{owner.name}].{key}": (value, None) for key, value in owner.reference.items()
     }
-    return owner_label(owner) | references | {f"metadata.annotations.{OWNER_KIND_ANNOTATION}": (None, owner.kind)}
+    return temporary_labels(owner) | references | {f"metadata.annotations.{OWNER_KIND_ANNOTATION}": (None, owner.kind)}
 
 
 def test_a_backup_pvc_matches_velero_with_our_label() -> None:
@@ -232,7 +237,7 @@ def test_snapshot_and_content_match_velero_with_our_annotations() -> None:
     source = parse_snapshot_source(snapshot, content, claim)
     our_content: JsonDict = build_backup_content(owner, content, source)
     our_snapshot = build_backup_snapshot(owner, our_content, snapshot, excluded=())
-    assert differences(recorded("volumesnapshot-of-dataupload"), our_snapshot) == owner_label(owner)
+    assert differences(recorded("volumesnapshot-of-dataupload"), our_snapshot) == temporary_labels(owner)
     assert differences(recorded("volumesnapshotcontents", called=owner.name), our_content) == owner_label(owner) | {
         # The source is deleted; its record is needed afterward.
         f"metadata.annotations.{SOURCE_ANNOTATION}": (None, source.to_json()),

@@ -159,7 +159,7 @@ async def test_a_restore_pvc_has_what_shapes_the_volume_and_nothing_that_is_acte
     with caplog.at_level(logging.DEBUG, logger="exposer.settings"):
         meta = await restored_claim(scene)
     assert meta["annotations"] == KEPT | PROVISIONED | {OWNER_KIND_ANNOTATION: "DataDownload"}
-    assert meta["labels"] == KEPT | {"velero.io/restore-name": "r2"} | scene.request.owner.labels
+    assert meta["labels"] == KEPT | {"velero.io/restore-name": "r2"} | scene.request.owner.temporary_labels
     line = "did not copy labels of PersistentVolumeClaim app3/data: " + ", ".join(sorted(DENIED))
     assert line in caplog.messages
 
@@ -168,7 +168,7 @@ async def test_a_backup_snapshot_has_the_annotations_of_its_source_less_those_of
     scene = BackupScene()
     meta = await backup_snapshot(scene)
     assert meta["annotations"] == KEPT
-    assert meta["labels"] == scene.request.owner.labels
+    assert meta["labels"] == scene.request.owner.temporary_labels
 
 
 async def test_the_configured_list_replaces_the_default() -> None:
