@@ -170,7 +170,9 @@ class Meter:
     async def read(self) -> ProgressMessage:
         """Return the progress, and the rate since the previous reading."""
         await self.refresh()
-        done = min(self._processed + max(self.cached_bytes, self._parts_bytes), self._most_bytes())
+        # Where it is reported, without kopia's directories.
+        moved = self.hashed_bytes if self._reported and self._direction is Direction.BACKUP else self._processed
+        done = min(moved + max(self.cached_bytes, self._parts_bytes), self._most_bytes())
         self._done_bytes = max(self._done_bytes, int(done))
         return self._message()
 

@@ -122,6 +122,14 @@ async def test_what_is_done_is_read_or_cached(total_bytes: int, line: str, count
     assert (await meter.read()).done_bytes == done_bytes
 
 
+async def test_directories_are_not_among_the_bytes_that_are_reported() -> None:
+    meter = Meter(SystemClock(), Direction.BACKUP)
+    reported = {"hashed_files": 1, "hashed_bytes": 20, "cached_files": 2, "cached_bytes": 30, "estimated_bytes": 0}
+    meter.take_report(reported | {"counters": {"kopia_content_hashed_bytes_total": 25}})
+    assert (await meter.read()).done_bytes == 50
+    assert meter.new_bytes == 25
+
+
 async def test_the_start_of_a_snapshot_is_when_kopia_says_so() -> None:
     """kopia that could not open the repository is run again, and the last start counts."""
     clock = HandClock()

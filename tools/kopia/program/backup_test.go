@@ -392,8 +392,15 @@ func TestSizeIsEstimatedOnceABackupLasts(t *testing.T) {
 			t.Errorf("estimated as %v at once", early)
 		}
 
-		r.estimateAfter = 0
+		if roughly {
+			r.estimateAfter = 0
+		}
+
 		end := r.estimateLater(context.Background(), root, tree, roughly)
+		if !roughly {
+			r.HashingFile("one")
+			r.HashingFile("two")
+		}
 
 		for deadline := time.Now().Add(time.Minute); r.estimatedBytes.Load() == 0 && time.Now().Before(deadline); {
 			time.Sleep(time.Millisecond)

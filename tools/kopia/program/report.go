@@ -22,7 +22,8 @@ import (
 const (
 	progressInterval = 200 * time.Millisecond
 
-	// The size is estimated by a walk through the volume, which costs as much as the backup of an unchanged one.
+	// The size is estimated by a walk through the volume, which costs as much as the backup of an unchanged one: it begins
+	// with the first file that is read, or so late.
 	estimateAfter = 2 * time.Second
 )
 
@@ -47,6 +48,8 @@ type report struct {
 	hashedFiles, hashedBytes, cachedFiles, cachedBytes, estimatedBytes atomic.Int64
 
 	estimateAfter time.Duration
+	begin         sync.Once
+	begun         chan struct{}
 
 	// cancel ends the upload at the first error; failed is how many there were. Entries that are gone are none.
 	cancel          func()
@@ -64,7 +67,7 @@ func newReport(out, messages io.Writer) *report {
 	r := &report{
 		Progress: &upload.NullUploadProgress{}, out: json.NewEncoder(out), messages: messages,
 		cancel: func() {}, gone: map[string]bool{}, goneDirectories: map[string]bool{},
-		estimateAfter: estimateAfter, ended: make(chan struct{}), done: make(chan struct{}),
+		estimateAfter: estimateAfter, begun: make(chan struct{}), ended: make(chan struct{}), done: make(chan struct{}),
 	}
 	go r.repeat()
 
@@ -116,8 +119,8 @@ func (r *report) read() *progress {
 	}
 }
 
-// estimateLater estimates the size of a volume if its backup has not ended by then: roughly, without a walk through it, or as
-// kopia's command line does. The backup ends it.
+// estimateLater estimates the size of a volume unless its backup ends before: roughly, without a walk through it, or as kopia's
+// command line does. It returns what ends it.
 func (r *report) estimateLater(ctx context.Context, volume fs.Directory, tree *policy.Tree, roughly bool) (end func()) {
 	parameters := upload.EstimationParameters{Type: upload.EstimationTypeClassic}
 	if roughly {
@@ -133,16 +136,25 @@ func (r *report) estimateLater(ctx context.Context, volume fs.Directory, tree *p
 
 		select {
 		case <-ctx.Done():
+			return
+		case <-r.begun:
 		case <-time.After(r.estimateAfter):
-			estimator.StartEstimation(ctx, r.EstimatedDataSize)
-			estimator.Wait()
 		}
+
+		estimator.StartEstimation(ctx, r.EstimatedDataSize)
+		estimator.Wait()
 	}()
 
 	return func() {
 		cancel()
 		<-ended
 	}
+}
+
+// HashingFile implements upload.Progress.
+func (r *report) HashingFile(path string) {
+	r.begin.Do(func() { close(r.begun) })
+	r.Progress.HashingFile(path)
 }
 
 // HashedBytes implements upload.Progress.
