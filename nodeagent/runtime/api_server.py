@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Final
 
@@ -17,6 +16,7 @@ from core.clock import Clock
 from core.kube.errors import KubeError, UnreachableError, parse_retry_after
 from core.kube.transport import Request, Response, Transport
 from nodeagent.metrics import CLOCK_SKEW, Metrics
+from nodeagent.runtime.server_clock import ServerClock
 
 _PAUSE_LIMIT_SECONDS: Final = 30.0
 """Longest pause that one response may ask for."""
@@ -150,29 +150,20 @@ class ClockSkew:
         self._clock = clock
         self._metrics = metrics
         self._warned = False
-        self._zero = clock.now() - timedelta(seconds=clock.monotonic())
+        self._server = ServerClock(clock, least=_ROUGHLY)
 
     def now(self) -> datetime:
         """Return the API server's time, give or take some seconds: one of its Dates, and what has passed since.
 
         This machine's clock may be set meanwhile, and an idle agent gets no Date for minutes.
         """
-        return self._zero + timedelta(seconds=self._clock.monotonic())
+        return self._server.now()
 
     def observe(self, date: str) -> None:
-        """Compare with `date`, the Date header of a response that has just arrived; an invalid one is ignored.
-
-        Source: RFC 9110, 6.6.1.
-        """
-        try:
-            parsed = parsedate_to_datetime(date)
-            seconds = (self._clock.now() - parsed).total_seconds()
-            zero = parsed - timedelta(seconds=self._clock.monotonic())
-        except (ValueError, TypeError, OverflowError):
-            # Among them a date without a time zone, which HTTP does not allow.
+        """Compare with `date`, the Date header of a response that has just arrived; an invalid one is ignored."""
+        if (parsed := self._server.take(date)) is None:
             return
-        if abs(zero - self._zero) >= _ROUGHLY:
-            self._zero = zero
+        seconds = (self._clock.now() - parsed).total_seconds()
         self._metrics.set(CLOCK_SKEW, seconds)
         large = abs(seconds) >= _WARN_SECONDS
         if large and not self._warned:

@@ -7,10 +7,9 @@ the first byte of a message is its channel.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import datetime
 from typing import Final
 
 from core.clock import Clock, SystemClock
@@ -19,6 +18,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, Status
 from core.kube.transport import Request, Response, Retry, Transport
 from nodeagent.runtime.http import HttpTransport
+from nodeagent.runtime.server_clock import ServerClock
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 from nodeagent.runtime.transport import load_transport
 
@@ -117,23 +117,18 @@ class ServerTime:
 
     def __init__(self, inner: Transport, clock: Clock) -> None:
         self._inner = inner
-        self._clock = clock
-        self._zero = clock.now() - timedelta(seconds=clock.monotonic())
+        self._server = ServerClock(clock)
         self.date: datetime | None = None
 
     def now(self) -> datetime:
         """Return the API server's time, give or take a second; this machine's before the first answer."""
-        return self._zero + timedelta(seconds=self._clock.monotonic())
+        return self._server.now()
 
     async def request(self, request: Request) -> Response:
         """Send the request; see `Transport`."""
         response = await self._inner.request(request)
         if response.date is not None:
-            # What HTTP does not allow is ignored, such as a date without a time zone (RFC 9110, 6.6.1).
-            with suppress(ValueError, TypeError, OverflowError):
-                date = parsedate_to_datetime(response.date)
-                if date.tzinfo is not None:
-                    self.date, self._zero = date, date - timedelta(seconds=self._clock.monotonic())
+            self.date = self._server.take(response.date) or self.date
         return response
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
