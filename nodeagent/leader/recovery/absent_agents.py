@@ -83,9 +83,9 @@ class NodeHealth:
 
         No node is lost before the first list, or while the list is empty: this process itself runs on a node.
         """
-        if not self._informer.synced.is_set() or not self._informer.items():
+        if not self._informer.synced.is_set() or not (conditions := self._conditions()):
             return False
-        return self._explain(label, label, self._conditions().get(label)) is not None
+        return self._explain(label, label, conditions.get(label)) is not None
 
     async def confirm_loss(self, name: str) -> NodeLoss | None:
         """Read the node, and return why it is lost; None if it is not."""
