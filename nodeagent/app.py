@@ -48,7 +48,10 @@ _CONNECTIONS_END_SECONDS: Final = 20.0
 
 
 class MemoryTrimmer:
-    """Returns free memory during a burst of requests, and once more after it: whole pages, in all of the heap."""
+    """Returns free memory during a burst of requests, and once more after it.
+
+    Source: malloc_trim(3): since glibc 2.8 it returns whole free pages in all of the heap.
+    """
 
     def __init__(self, clock: Clock, trim: Callable[[], object]) -> None:
         self._clock = clock

@@ -23,6 +23,7 @@ from nodeagent.node.lifecycle import Case, Site
 from nodeagent.node.steps import SlotRequest, StepBase
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers import mover_pod
+from nodeagent.transfers.retries import NOTHING
 from nodeagent.transfers.status import Change, cancel_cause
 
 
@@ -180,7 +181,7 @@ class ExposeSteps(StepBase):
         node = mover_pod.pod_node(exposed.pod)
         if node in {None, self._site.node}:
             # Not forgotten: without a watch of the pods, the quick checks would never end.
-            self._pending.observe(case.cr.uid, Pending("", ""))
+            self._pending.observe(case.cr.uid, NOTHING)
             if case.cr.status.message:
                 await self._tools.status.report(case.kind, case.cr, message="")
             return

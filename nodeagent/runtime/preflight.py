@@ -247,6 +247,11 @@ _FIELDS: Final[dict[kube.Resource, tuple[str, ...]]] = {
 Source: tests/recordings/velero-*/crds, compared with ours by a test.
 """
 
+DROPPED_STATUS_FIELDS: Final = frozenset(
+    field.removeprefix("status.") for known in _FIELDS.values() for field in known if field.startswith("status.")
+)
+"""The fields of `status` that the definitions of an older Velero drop."""
+
 _BY_NAME: Final = {resource.full_name: resource for resource in _FIELDS}
 
 

@@ -43,7 +43,8 @@ _OTHER_CAUSE_PAUSE_SECONDS: Final = 4.0
 """Between two messages that name different causes of one blocked reason: less than the pause between checks."""
 
 _NUMBERS: Final = re.compile(r"\d+")
-_NOTHING: Final = Pending("", "")
+NOTHING: Final = Pending("", "")
+"""What a transfer is pending for that waits for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +56,12 @@ class PendingRecord:
     shows since `reported_at_seconds`. No check is needed before `paused_until_seconds` unless the reason changes.
     """
 
-    current: Pending = _NOTHING
+    current: Pending = NOTHING
     since_seconds: float = 0.0
     checks: int = 0
     quick_checks: int = 0
     quick_since_seconds: float = 0.0
-    reported: Pending = _NOTHING
+    reported: Pending = NOTHING
     reported_at_seconds: float = 0.0
     paused_until_seconds: float = 0.0
 
@@ -121,7 +122,7 @@ class PendingRecords:
         """
         record = self.get(uid)
         if record.reported.reason and shown not in {record.reported.reason, PendingReason.AGENT_UNAVAILABLE}:
-            self._records[uid] = replace(record, reported=_NOTHING, paused_until_seconds=0.0)
+            self._records[uid] = replace(record, reported=NOTHING, paused_until_seconds=0.0)
 
     def observe(self, uid: str, pending: Pending) -> None:
         """Record that the transfer is pending for `pending`, which is not reported."""

@@ -26,6 +26,7 @@ from core.models.units import format_duration
 from core.redact import redact
 from exposer.model import Pending
 from nodeagent.metrics import TRANSFERS_FINISHED, VELERO_ENDS, Metrics
+from nodeagent.runtime.preflight import DROPPED_STATUS_FIELDS
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.retries import Ending, PendingRecords, backoff_seconds, fence_seconds
@@ -108,10 +109,6 @@ class Change:
     finalizers: list[str] | None = None
     reason: str | None = None
     spec: Mapping[str, object] = field(default_factory=dict)
-
-
-_DROPPED: Final = frozenset({"activities", "fallbackFull", "incrementalBytes", "sourceSize"})
-"""The fields of `status` that the definitions of an older Velero drop."""
 
 
 class StatusWriter:
@@ -221,7 +218,7 @@ class StatusWriter:
             # If it is, no other writer records that move, or that attempt, and counts it.
             found = await client.read(kind.spec.resource, cr.metadata.namespace, cr.name)
             del metadata["resourceVersion"]
-            kept = {key: value for key, value in status.items() if key not in _DROPPED}
+            kept = {key: value for key, value in status.items() if key not in DROPPED_STATUS_FIELDS}
             if found is None or not is_patched(found, patch | {"status": kept}):
                 raise
             raw = found
