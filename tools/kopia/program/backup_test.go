@@ -277,6 +277,21 @@ func TestExceptionsOfOthersDoNotConcernExclusions(t *testing.T) {
 	}
 }
 
+func TestUnchangedFilesAreNotRead(t *testing.T) {
+	b := newBench(t)
+	first := b.backUp(decision{}).result.Snapshot
+
+	second := b.backUp(after(t, first))
+
+	if second.last.HashedFiles != 0 || second.last.CachedFiles != 2 || second.last.CachedBytes != int64(len("firstsecond")) {
+		t.Errorf("the progress is %+v", second.last)
+	}
+
+	if second.result.Snapshot.RootObjectID() != first.RootObjectID() || second.result.Copied {
+		t.Errorf("the result is %+v", second.result)
+	}
+}
+
 func TestIncompleteSnapshotsSayWhichChangesTheyHave(t *testing.T) {
 	b := newBench(t)
 	decided, report := []byte(`{"path": "/proc/sys/net/ipv4/route", "checkpoint_seconds": 600, "changes_tag": "`+changesTag+`"}`),

@@ -15,8 +15,8 @@ import (
 	"github.com/kopia/kopia/fs/localfs"
 )
 
-// Entries of a volume as kopia's own are, and with their whole status: kopia does not keep the time of the last change, and
-// to look at each entry once more takes as long as all else that the backup of an unchanged volume does.
+// Entries of a volume as kopia's own are, and with their whole status: kopia does not keep the time of the last change, for
+// which each entry would have to be looked at once more.
 // Source: kopia 0.23.1, fs/localfs (local_fs.go, local_fs_os.go).
 
 // So many names are read at a time.
