@@ -441,13 +441,14 @@ async def _has_transfer(tools: Session, volume: PlannedVolume) -> bool:
 
 async def delete_abandoned(tools: Session, schedule: str, namespaces: Iterable[str]) -> None:
     """Delete the VolumeSnapshots of a schedule whose pods were killed before they made the transfers; name each one."""
-    now = tools.date()
+    if (now := tools.date()) is None:
+        return
     selector = select_labels(snapshot_label(tools.namespace, schedule))
     for namespace in namespaces:
         try:
             for one in await tools.client.list(Selection(kube.VOLUME_SNAPSHOTS, namespace, label_selector=selector)):
                 meta = one["metadata"]
-                if now is None or now - parse_time(meta["creationTimestamp"]) <= _OLDEST_SNAPSHOT:
+                if now - parse_time(meta["creationTimestamp"]) <= _OLDEST_SNAPSHOT:
                     continue
                 if await tools.client.read(kube.DATA_UPLOADS, tools.namespace, meta["name"]) is None:
                     await tools.client.delete(kube.VOLUME_SNAPSHOTS, namespace, meta["name"], uid=meta["uid"])

@@ -40,7 +40,7 @@ _CLAIMS_PER_SECOND: Final = 20
 """longer for more of them, so that 5,000 take about two requests a minute."""
 
 _TRANSFERS_PER_SECOND: Final = 10_000
-"""Of which views are built: one of 100,000 takes some seconds of a core, in which nothing else is done."""
+"""A view of 100,000 transfers takes some seconds of a core, in which nothing else is done."""
 
 _OUTDATED_SECONDS: Final = 15.0
 """A watch that has been closed for longer shows a past state: reconnecting takes less."""

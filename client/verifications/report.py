@@ -63,7 +63,7 @@ class VerificationReport(WireModel):
 
 
 def choose_volumes(backup: Backup, claims: Sequence[ClaimName]) -> tuple[list[BackupVolume], list[str]]:
-    """Return the completed volumes, or those of these PVCs, as a restore takes them, and notes about the others.
+    """Return the completed volumes that a restore would take, or only of these PVCs, and notes about the others.
 
     Raises:
         VerificationError: there are none, or a PVC has none; the message names it.
